@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
-from headrace.patterns.sales.flows import SalesSettings, category_sales, rolled_up
+from headrace.patterns.sales.flows import SalesSettings, category_sales, roll_up
 from headrace.testing.session import local_session
 
 _GROUPS = 100
@@ -41,7 +41,7 @@ def measured(spark: SparkSession, users: int, lg_k: int) -> tuple[float, float]:
     """Return the root mean square and the largest of the errors, as shares of the exact number."""
     windows = category_sales(sales(spark, users), "5 minutes", lg_k)
     off = [
-        row.unique_users / users - 1 for row in rolled_up(windows.groupBy("category")).select("unique_users").collect()
+        row.unique_users / users - 1 for row in roll_up(windows.groupBy("category")).select("unique_users").collect()
     ]
     return math.sqrt(sum(error**2 for error in off) / len(off)), max(map(abs, off))
 

@@ -16,7 +16,7 @@ from headrace.demos.model_inputs import read_records
 from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.operate.run import Application
 from headrace.patterns.iot.flows import flows
-from headrace.patterns.iot.model import DEVICE_METRICS, recompute
+from model_examples import DEVICE_METRICS, recompute
 from systems.killed_driver import target_for
 from systems.past_traffic import NOW
 

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from headrace.demos.orders.demo import compare, hit_rates, join_states
 from headrace.errors import RecoveryError
 from headrace.operate.run import Application
-from headrace.patterns.orders import model
 from headrace.patterns.orders.flows import NAMES, flows
+from model_examples import JOINS
 from systems.killed_driver import target_for
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
         outcome = replayed(spark, target, settings, how)
         assert sum(row.rows for row in figure.state) == outcome.state[-1]
         # All rows that were removed from the state. Some are past their end when they come: in and out in one batch.
-        good = sent - sum(map(len, outcome.bad.values())) - len(outcome.late)
-        assert 0 < sum(outcome.forgotten) <= figure.evicted <= good - outcome.state[-1]
+        good = sent - sum(map(len, outcome.invalid.values())) - len(outcome.late)
+        assert 0 < sum(outcome.evicted) <= figure.evicted <= good - outcome.state[-1]
         # Invalid and late records are not stored, and the first hour had fewer payments than the others.
         assert reported[NAMES[how]]["forecast"] == pytest.approx(outcome.state[-1], rel=0.15)
         assert reported[NAMES[how]]["forecast_bytes"] > 0
-        reached = newest(target, settings, model.JOINS[how].delay_ms)
+        reached = newest(target, settings, JOINS[how].delay_ms)
         assert {name: row.timestamp() * 1000 // 1 for name, row in figure.watermarks.items()} == reached
         # The one in force at the end is that of the topic that is further behind.
         assert figure.slowest_input == min(reached, key=reached.__getitem__)

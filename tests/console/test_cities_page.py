@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
-from headrace.serve.cities.app import create_app
-from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
-from headrace.serve.cities.feed import FeedStatus
-from headrace.serve.cities.live import StreamIntervals
+from headrace.clients.topic_feed import FeedStatus
+from headrace.patterns.rides.board import CityBoard, RideMetrics, SurgeReading
+from headrace.patterns.rides.page import CityPage
+from headrace.serve.app import create_app
+from headrace.serve.live import StreamIntervals
 from served_page import serve_in_background
 
 pytestmark = pytest.mark.console
@@ -106,7 +107,7 @@ def scene() -> Scene:
 
 @pytest.fixture
 def url(scene: Scene) -> Iterator[str]:
-    app = create_app(scene.board, feed_status=lambda: scene.feed, pace=QUICK)
+    app = create_app(CityPage(scene.board), feed_status=lambda: scene.feed, pace=QUICK)
     with serve_in_background(app) as address:
         yield address
 
@@ -251,14 +252,14 @@ def test_an_open_history_follows_the_stream(page: Page, url: str, scene: Scene) 
 
 def test_a_lost_connection_is_shown_and_restored(page: Page, scene: Scene) -> None:
     scene.fill()
-    with serve_in_background(create_app(scene.board, pace=QUICK)) as url:
+    with serve_in_background(create_app(CityPage(scene.board), pace=QUICK)) as url:
         page.goto(url)
         expect(page.locator("#link-text")).to_have_text("Live")
     expect(page.locator("#link-text")).to_have_text("Reconnecting…")
     expect(page.locator("#notice")).to_contain_text("last numbers received")
     expect(page.locator(".card")).to_have_count(4)
     scene.publish("Lisbon", 555)
-    with serve_in_background(create_app(scene.board, pace=QUICK), port=urlsplit(url).port or 0) as again:
+    with serve_in_background(create_app(CityPage(scene.board), pace=QUICK), port=urlsplit(url).port or 0) as again:
         assert again == url
         expect(page.locator("#link-text")).to_have_text("Live")
         expect(page.locator(".card[data-city=Lisbon] .card-rides")).to_have_text("555")

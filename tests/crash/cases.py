@@ -106,7 +106,7 @@ def stage(seed: int, number: int) -> list[Event]:
 Stages = Sequence[Sequence[Event]]
 
 
-def as_they_are(events: DataFrame) -> DataFrame:
+def pass_through(events: DataFrame) -> DataFrame:
     # In two tasks, so that one can have written while the other is under way.
     return events.select("key", "seq").repartition(2, "key")
 
@@ -280,7 +280,7 @@ class Case:
     name: str
     sink: Sink
     model: Callable[[Stages], list[Row]] = each_event
-    transform: Callable[[DataFrame], DataFrame] = as_they_are
+    transform: Callable[[DataFrame], DataFrame] = pass_through
     output_mode: str = "append"
     delay: str | None = None
     from_files: bool = False

@@ -625,6 +625,24 @@ def test_only_demos_use_a_pattern(pattern: str) -> None:
     assert [path for path in users if path.parts[0] != "demos" and path.parts[:2] != ("patterns", pattern)] == []
 
 
+# Words of one pattern. A generic room finds patterns by name; none of its own names may be about one of them.
+PATTERN_WORDS = {"ride", "rides", "city", "cities", "surge", "orders", "payment", "payments"}
+
+
+@pytest.mark.parametrize("room", ["serve", "operate", "cli"])
+def test_no_name_of_a_generic_room_is_about_a_pattern(room: str) -> None:
+    remaining = set[str]()
+    for where, tree in trees():
+        if where.startswith(f"{room}/"):
+            names = {*identifiers(tree), *Path(where).with_suffix("").parts}
+            remaining |= {f"{where}: {name}" for name in names if PATTERN_WORDS & words_of(name)}
+    assert sorted(remaining) == []
+
+
+def words_of(identifier: str) -> set[str]:
+    return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().split("_"))
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_model_of_a_pattern_knows_nothing_of_spark(pattern: str) -> None:
     tree = ast.parse((SRC / "patterns" / pattern / "model.py").read_text())

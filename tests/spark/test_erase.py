@@ -295,7 +295,7 @@ def test_a_row_that_would_come_back_or_that_flows_work_on_is_not_erased(lake: La
     # A change that waits for the rest of its transaction is still needed.
     waits = lake.erase("--table", "customers", "--key", "40", "--yes")
     assert isinstance(waits.exception, DataError)
-    assert (waits.exception.code, "waits in" in waits.exception.what) == ("HR-531", True)
+    assert (waits.exception.code, "is pending in" in waits.exception.what) == ("HR-531", True)
 
     # While a flow runs that touches the tables, nothing is done.
     with acquire_lease(Checkpoint.of("totals", lake.target)):
@@ -325,7 +325,7 @@ def test_state_that_contains_the_row_is_listed_with_its_content_and_its_expiry(s
 
     place, holds, why, removes = state(SUBJECT)
     assert (place, holds) == ("state of flow 'totals', operator 0", "yes")
-    assert why == "1 entries hold it: by customer_id with count."
+    assert why == "1 entries contain it: by customer_id with count."
     assert "when the watermark has passed it" in removes
     assert "`headrace checkpoint show totals`" in removes
     assert "with a new checkpoint" in removes
@@ -403,5 +403,5 @@ def test_nothing_of_a_row_is_left_in_any_file_and_nothing_else_is_touched(lake: 
     versions = {path: version(lake.spark, str(lake.root / path)) for path in (mirror, graves, "gold/orders")}
     again = lake.erase("--table", "customers", "--key", "42")
     assert again.exit_code == 0, (again.output, again.exception)
-    assert "No table holds anything of it." in again.output
+    assert "No table contains anything of it." in again.output
     assert {path: version(lake.spark, str(lake.root / path)) for path in versions} == versions

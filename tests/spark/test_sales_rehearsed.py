@@ -29,7 +29,7 @@ def sale(moment: str, amount: str, user: str = "u1", category: str = "toys") -> 
     return Keyed("p1", fields)
 
 
-def without(record: Keyed, field: str) -> Keyed:
+def remove_field(record: Keyed, field: str) -> Keyed:
     assert isinstance(record.value, dict)
     return Keyed(record.key, {name: value for name, value in record.value.items() if name != field})
 
@@ -91,7 +91,7 @@ def test_a_sale_counts_in_every_rolling_window_that_is_still_open(spark: SparkSe
                 sale("06T10:00", "5.00"),
                 sale("06T10:03", "2.50"),
                 sale("06T10:06", "1.00"),
-                without(sale("06T10:01", "1.00"), "amount"),
+                remove_field(sale("06T10:01", "1.00"), "amount"),
                 sale("06T12:00:01", "1000.00"),  # more than an hour ahead of the broker's clock
                 Keyed("p1", '{"product_id": "torn'),
             ),

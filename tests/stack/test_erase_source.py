@@ -51,5 +51,5 @@ def test_a_broker_answers_how_long_topics_retain_records(broker: Broker):
 
     reported = topic_retention(kafka, lambda name: name.startswith("erase."))
 
-    assert reported["erase.days"] == "retained for 2 day(s)"
-    assert reported["erase.keys"].startswith("compacted: a record without a value")
+    assert reported["erase.days"] == "Records are retained for 2 day(s)."
+    assert reported["erase.keys"].startswith("It is compacted: a record without a value")

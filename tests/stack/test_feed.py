@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
@@ -15,9 +16,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from headrace.serve.cities import feed as feed_module
-from headrace.serve.cities.board import BoardSnapshot, CityBoard
-from headrace.serve.cities.feed import Feed, FeedTopics
+from headrace.clients import topic_feed as feed_module
+from headrace.clients.topic_feed import FeedStatus, TopicFeed
+from headrace.patterns.rides.board import BoardSnapshot, CityBoard
+from headrace.patterns.rides.page import CityPage
 from headrace.stack.local import LocalStack
 
 pytestmark = pytest.mark.stack
@@ -38,9 +40,9 @@ class Pipe:
     def __init__(self, bootstrap: str) -> None:
         name = uuid.uuid4().hex[:8]
         self.bootstrap = bootstrap
-        self.topics = FeedTopics(f"metrics-{name}", f"surge-{name}")
         self.board = CityBoard()
-        self.feed = Feed(self.board, bootstrap, topics=self.topics)
+        self.page = CityPage(self.board, f"metrics-{name}", f"surge-{name}")
+        self.feed = TopicFeed(bootstrap, self.page.topics, self.page.apply)
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self.producer = Producer({"bootstrap.servers": bootstrap})
 
@@ -66,6 +68,16 @@ class Pipe:
         assert reached.wait(PATIENCE), f"{holds} did not reach {count} rides: {self.feed.status}"
         end()
         return self.board.snapshot()
+
+
+def wait_until(feed: TopicFeed, predicate: Callable[[FeedStatus], bool], timeout: float) -> bool:
+    """Wait until the status is as expected; return whether it is, after `timeout` seconds at the latest."""
+    deadline = time.monotonic() + timeout
+    while not predicate(feed.status):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def metrics(city: str, count: int, window: int = 0) -> bytes:
@@ -100,73 +112,73 @@ def pipe(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
     pipe = Pipe(broker.bootstrap)
     yield pipe
     assert pipe.feed.stop(PATIENCE)
-    pipe.admin.delete_topics([pipe.topics.metrics, pipe.topics.surge])
+    pipe.admin.delete_topics([pipe.page.metrics_topic, pipe.page.surge_topic])
 
 
 def test_rows_written_before_and_after_the_start_reach_the_board(pipe: Pipe) -> None:
-    pipe.create(pipe.topics.metrics, pipe.topics.surge)
-    pipe.send(pipe.topics.metrics, metrics("Lisbon", 100))
-    pipe.send(pipe.topics.surge, surge("Lisbon", 2.0))
+    pipe.create(pipe.page.metrics_topic, pipe.page.surge_topic)
+    pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 100))
+    pipe.send(pipe.page.surge_topic, surge("Lisbon", 2.0))
     pipe.feed.start()
-    assert pipe.feed.wait_until(lambda status: status.state == "live" and status.rows == 2, PATIENCE)
+    assert wait_until(pipe.feed, lambda status: status.state == "live" and status.rows == 2, PATIENCE)
     snapshot = pipe.until("Lisbon", 100)
     assert snapshot.cities["Lisbon"].latest.multiplier == 2.0
     assert snapshot.as_of is not None
-    pipe.send(pipe.topics.metrics, metrics("Lisbon", 120))
+    pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 120))
     assert len(pipe.until("Lisbon", 120).cities["Lisbon"].windows) == 1
 
 
 def test_topics_that_are_created_later_are_read(pipe: Pipe) -> None:
     pipe.feed.start()
-    both = tuple(sorted((pipe.topics.metrics, pipe.topics.surge)))
-    assert pipe.feed.wait_until(lambda s: s.state == "waiting" and s.missing_topics == both, PATIENCE)
-    assert pipe.topics.metrics not in pipe.admin.list_topics(timeout=PATIENCE).topics, "the feed made the topic"
-    pipe.create(pipe.topics.metrics)
-    assert pipe.feed.wait_until(lambda s: s.missing_topics == (pipe.topics.surge,), PATIENCE)
-    pipe.send(pipe.topics.metrics, metrics("Lisbon", 7))
+    both = tuple(sorted((pipe.page.metrics_topic, pipe.page.surge_topic)))
+    assert wait_until(pipe.feed, lambda s: s.state == "waiting" and s.missing_topics == both, PATIENCE)
+    assert pipe.page.metrics_topic not in pipe.admin.list_topics(timeout=PATIENCE).topics, "the feed made the topic"
+    pipe.create(pipe.page.metrics_topic)
+    assert wait_until(pipe.feed, lambda s: s.missing_topics == (pipe.page.surge_topic,), PATIENCE)
+    pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 7))
     pipe.until("Lisbon", 7)
-    pipe.create(pipe.topics.surge)
-    assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE)
+    pipe.create(pipe.page.surge_topic)
+    assert wait_until(pipe.feed, lambda status: status.state == "live", PATIENCE)
 
 
 @pytest.mark.parametrize("poison", [b"{", b"\xff\xfe", b"[]", b'{"city": "Lisbon"}', None])
 def test_a_malformed_message_is_counted_and_skipped(pipe: Pipe, poison: bytes | None) -> None:
-    pipe.create(pipe.topics.metrics, pipe.topics.surge)
-    pipe.send(pipe.topics.metrics, poison)
-    pipe.send(pipe.topics.metrics, metrics("Lisbon", 11))
+    pipe.create(pipe.page.metrics_topic, pipe.page.surge_topic)
+    pipe.send(pipe.page.metrics_topic, poison)
+    pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 11))
     pipe.feed.start()
     pipe.until("Lisbon", 11)
-    assert pipe.feed.wait_until(lambda status: (status.rows, status.malformed) == (1, 1), PATIENCE)
+    assert wait_until(pipe.feed, lambda status: (status.rows, status.malformed) == (1, 1), PATIENCE)
 
 
 def test_rows_of_an_aborted_transaction_are_never_shown(pipe: Pipe) -> None:
-    pipe.create(pipe.topics.metrics, pipe.topics.surge, partitions=1)
+    pipe.create(pipe.page.metrics_topic, pipe.page.surge_topic, partitions=1)
     writer = Producer({"bootstrap.servers": pipe.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex[:8]}"})
     writer.init_transactions(PATIENCE)
     writer.begin_transaction()
-    writer.produce(pipe.topics.metrics, metrics("Lisbon", 666), key="Lisbon")
+    writer.produce(pipe.page.metrics_topic, metrics("Lisbon", 666), key="Lisbon")
     writer.flush(PATIENCE)
     writer.abort_transaction(PATIENCE)
-    pipe.send(pipe.topics.metrics, metrics("Porto", 5), key="Porto")
+    pipe.send(pipe.page.metrics_topic, metrics("Porto", 5), key="Porto")
     pipe.feed.start()
     assert "Lisbon" not in pipe.until("Porto", 5).cities
 
 
 def test_a_partition_that_is_added_later_is_read_from_its_beginning(pipe: Pipe) -> None:
-    pipe.create(pipe.topics.metrics, pipe.topics.surge, partitions=1)
+    pipe.create(pipe.page.metrics_topic, pipe.page.surge_topic, partitions=1)
     pipe.feed.start()
-    assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE)
-    for future in pipe.admin.create_partitions([NewPartitions(pipe.topics.metrics, 2)]).values():
+    assert wait_until(pipe.feed, lambda status: status.state == "live", PATIENCE)
+    for future in pipe.admin.create_partitions([NewPartitions(pipe.page.metrics_topic, 2)]).values():
         future.result(PATIENCE)
     pipe.producer = Producer({"bootstrap.servers": pipe.bootstrap})
-    pipe.send(pipe.topics.metrics, metrics("Lisbon", 42), partition=1)
+    pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 42), partition=1)
     pipe.until("Lisbon", 42)
 
 
 def test_a_feed_without_a_broker_is_unreachable_and_stops(pipe: Pipe) -> None:
-    lost = Feed(pipe.board, "127.0.0.1:1")
+    lost = TopicFeed("127.0.0.1:1", pipe.page.topics, pipe.page.apply)
     lost.start()
-    assert lost.wait_until(lambda status: status.state == "unreachable", PATIENCE)
+    assert wait_until(lost, lambda status: status.state == "unreachable", PATIENCE)
     assert lost.stop(PATIENCE)
     assert lost.status.state == "stopped"
 
@@ -189,13 +201,13 @@ def test_the_feed_replaces_a_client_that_has_forgotten_its_broker(pipe: Pipe, mo
         "Consumer",
         lambda *words, **named: clients.append(ForgetfulConsumer(*words, **named)) or clients[-1],
     )
-    pipe.create(pipe.topics.metrics, pipe.topics.surge)
+    pipe.create(pipe.page.metrics_topic, pipe.page.surge_topic)
     pipe.feed.start()
-    assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE), pipe.feed.status
+    assert wait_until(pipe.feed, lambda status: status.state == "live", PATIENCE), pipe.feed.status
     clients[0].has_forgotten = True
-    assert pipe.feed.wait_until(lambda status: status.state == "unreachable", PATIENCE), pipe.feed.status
-    assert pipe.feed.wait_until(lambda status: status.state == "live", PATIENCE), pipe.feed.status
-    pipe.send(pipe.topics.metrics, metrics("Lisbon", 9))
+    assert wait_until(pipe.feed, lambda status: status.state == "unreachable", PATIENCE), pipe.feed.status
+    assert wait_until(pipe.feed, lambda status: status.state == "live", PATIENCE), pipe.feed.status
+    pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 9))
     pipe.until("Lisbon", 9)
     assert len(clients) == 2
 
@@ -204,18 +216,18 @@ def test_the_feed_reconnects_to_a_restarted_broker(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path)
     try:
         pipe = Pipe(stack.up().bootstrap)
-        pipe.create(pipe.topics.metrics, pipe.topics.surge)
-        pipe.send(pipe.topics.metrics, metrics("Lisbon", 1))
+        pipe.create(pipe.page.metrics_topic, pipe.page.surge_topic)
+        pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 1))
         with pipe.feed as feed:
             pipe.until("Lisbon", 1)
             stack.down()
-            assert feed.wait_until(lambda status: status.state == "unreachable", PATIENCE), feed.status
+            assert wait_until(feed, lambda status: status.state == "unreachable", PATIENCE), feed.status
             assert pipe.until("Lisbon", 1).cities, "the board keeps its last rows"
             assert stack.up().bootstrap == pipe.bootstrap
-            assert feed.wait_until(lambda status: status.state == "live", PATIENCE), feed.status
+            assert wait_until(feed, lambda status: status.state == "live", PATIENCE), feed.status
             # A client that met the broker while it started would not send; the feed replaces its own.
             pipe.producer = Producer({"bootstrap.servers": pipe.bootstrap})
-            pipe.send(pipe.topics.metrics, metrics("Lisbon", 2))
+            pipe.send(pipe.page.metrics_topic, metrics("Lisbon", 2))
             pipe.until("Lisbon", 2)
     finally:
         stack.wipe()

@@ -162,7 +162,7 @@ def table(name: str) -> Callable[[OutputMode], JdbcUpsert]:
     return lambda mode: JdbcUpsert("shop", f"sink_modes_{mode}_{name}", key=["id"])
 
 
-def rolled_up(mode: OutputMode) -> DeltaRollUps:
+def roll_up(mode: OutputMode) -> DeltaRollUps:
     return DeltaRollUps(
         f"{mode}/rolled-up",
         ["grain", "window_start"],
@@ -201,7 +201,7 @@ TAKEN = {
     "Rest": Case(lambda _mode: Rest("crm"), {mode: STREAM[mode] for mode in (APPEND, UPDATE)}),
     "JdbcUpsert": Case(table("by_key"), BY_KEY),
     "DeltaRollUps": Case(
-        rolled_up,
+        roll_up,
         {APPEND: "12:00=11 12:05=20 12:10=31 hour=62", UPDATE: "12:00=21 12:05=20 12:10=61 hour=102"},
         windows,
         window,
@@ -225,7 +225,7 @@ REFUSED = {
     "Rest": Case(lambda _mode: Rest("crm"), {COMPLETE: "a=10 b=20 c=30 a=21 b=20"}),
     "JdbcUpsert": Case(table("by_key"), {COMPLETE: "a=21 b=20 c=30"}),
     # The result adds up to 41.
-    "DeltaRollUps": Case(rolled_up, {COMPLETE: "12:00=21 12:05=20 12:10=30 hour=71"}, windows, window),
+    "DeltaRollUps": Case(roll_up, {COMPLETE: "12:00=21 12:05=20 12:10=30 hour=71"}, windows, window),
     # The first a is no row of the result any more, and b is only one.
     "DeltaEnriched": Case(
         enriched,

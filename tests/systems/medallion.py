@@ -113,7 +113,7 @@ def violations(spark: SparkSession, target: Target, settings: MedallionSettings,
     start = checkpoint.offset_entry(first - 1).offsets[0] if first else source.start_offset(end or "")
     read = {(row["partition"], row["offset"]) for row in source.batch(spark, target, start or "", end or "").collect()}
     records = [record for record in read_records(target, settings.topic) if (record.partition, record.offset) in read]
-    return dict(model.silver(records).broken)
+    return dict(model.silver(records).violations)
 
 
 def silver_checkpoint(target: Target) -> Checkpoint:

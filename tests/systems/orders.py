@@ -21,6 +21,7 @@ from headrace.flow.target import Target
 from headrace.patterns.orders import model
 from headrace.patterns.orders.flows import NAMES, Join, OrderSettings, flows
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from model_examples import JOINS, daily_rows
 from systems.past_traffic import NOW, Past
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -
 
 def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
     """Return, by input, the watermark of its newest good record."""
-    orders = [model.judge_order(record) for record in read_records(target, settings.orders_topic)]
-    payments = [model.judge_payment(record) for record in read_records(target, settings.payments_topic)]
+    orders = [model.parse_order(record) for record in read_records(target, settings.orders_topic)]
+    payments = [model.parse_payment(record) for record in read_records(target, settings.payments_topic)]
     return {
         "orders": max(order.order_time for order in orders if isinstance(order, model.Order)) - delay_ms,
         "payments": max(payment.pay_time for payment in payments if isinstance(payment, model.Payment)) - delay_ms,
@@ -84,7 +85,7 @@ def replayed(
 ) -> model.JoinOutcome:
     flow = next(item for item in flows(settings) if item.name == NAMES[how])
     records = [read_records(target, topic) for topic in settings.topics]
-    return model.replay(*records, batch_ranges(spark, target, flow), model.JOINS[how], recorded)
+    return model.replay(*records, batch_ranges(spark, target, flow), JOINS[how], recorded)
 
 
 def command_line(name: str, folder: Path, target: Target) -> Callable[..., tuple[int, dict[str, Any]]]:
@@ -121,7 +122,7 @@ def reconciled(
     records = [read_records(target, topic) for topic in settings.topics]
     rows = table_rows(spark, "delta", target.table(settings.table(how)))
     compared = Comparison()
-    due = model.daily_rows(*records, model.JOINS[how], start, end)
+    due = daily_rows(*records, JOINS[how], start, end)
     compared.add("repaired", [row._asdict() for row in due], [row for row in rows if start <= _moment(row) < end])
     assert compared.differences == []
     assert len(rows) - len(before) == sum(plan["added"].values()) - sum(plan["removed"].values())
@@ -135,7 +136,7 @@ def reconciled(
         # The order came too late, and its payment had no order until now.
         lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
         assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
-    alone = model.daily_rows(*records, model.JOINS["full"], start, end)
+    alone = daily_rows(*records, JOINS["full"], start, end)
     assert plan["never_came"] == {
         "payment(s) of an order": sum(row.pay_time is None for row in alone),
         "order(s) of a payment": sum(row.order_time is None for row in alone),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from headrace.serve.cities.board import BoardRow, BoardSnapshot, CityBoard, RideMetrics, SurgeReading
+from headrace.patterns.rides.board import BoardRow, BoardSnapshot, CityBoard, RideMetrics, SurgeReading
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 FIVE = timedelta(minutes=5)

@@ -47,11 +47,11 @@ def test_a_row_with_too_few_copies_is_a_difference() -> None:
 def test_a_row_that_is_not_expected_is_a_difference_even_where_repeats_are_allowed() -> None:
     for repeats_allowed in (False, True):
         actual = compared([A], [A, C, C], repeats_allowed=repeats_allowed)
-        assert actual.differences == ["delta:gold holds 2 too many of city=Rome, rides=7"]
+        assert actual.differences == ["delta:gold has 2 too many of city=Rome, rides=7"]
 
 
 def test_a_repeated_row_is_a_difference_for_an_exactly_once_sink() -> None:
-    assert compared([A], [A, A]).differences == ["delta:gold holds 1 too many of city=Paris, rides=3"]
+    assert compared([A], [A, A]).differences == ["delta:gold has 1 too many of city=Paris, rides=3"]
 
 
 def test_a_repeated_row_is_counted_apart_for_an_at_least_once_sink() -> None:
@@ -64,7 +64,7 @@ def test_a_changed_value_is_a_missing_row_and_a_surplus_one() -> None:
     actual = compared([A], [{"city": "Paris", "rides": 4}])
     assert actual.differences == [
         "delta:gold lacks 1 of city=Paris, rides=3",
-        "delta:gold holds 1 too many of city=Paris, rides=4",
+        "delta:gold has 1 too many of city=Paris, rides=4",
     ]
 
 
@@ -86,7 +86,7 @@ def test_an_approximate_column_may_be_off_by_a_share_or_by_the_least(exact: int,
     result = compared([drivers(exact)], [drivers(actual)], tolerance=DRIVERS)
     assert result.equal is allowed
     if not allowed:
-        assert result.differences == [f"delta:gold says drivers {actual} and not about {exact} in city=Paris"]
+        assert result.differences == [f"delta:gold has drivers {actual}, expected about {exact}, in city=Paris"]
 
 
 def test_columns_are_compared_exactly_except_the_approximate_one() -> None:
@@ -100,7 +100,7 @@ def test_each_row_is_compared_with_its_own_approximate_value() -> None:
     for actual in ([early, late], [late, early]):
         assert compared([early, late], actual, tolerance=DRIVERS).equal
     assert compared([early, late], [early, drivers(30)], tolerance=DRIVERS).differences == [
-        "delta:gold says drivers 30 and not about 10 or 50 in city=Paris"
+        "delta:gold has drivers 30, expected about 10 or 50, in city=Paris"
     ]
 
 

@@ -14,7 +14,7 @@ from headrace.patterns.enrichment.generator import (
     PurchaseGenerator,
     PurchaseTraffic,
 )
-from headrace.patterns.enrichment.model import Product, judge, newest_products, replay
+from headrace.patterns.enrichment.model import Product, newest_products, parse_purchase, replay
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.sinks.delta.policy import TablePolicy
 
@@ -59,7 +59,7 @@ def test_a_purchase_is_enriched_once_by_the_first_version_that_has_its_product()
         ("3", "NUT", Decimal("2.00"), True, 5),
     ]
     assert actual.enriched_later == 1
-    assert actual.bad == [InvalidRecord(0, 4, "malformed_json")]
+    assert actual.invalid == [InvalidRecord(0, 4, "malformed_json")]
 
 
 def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
@@ -79,7 +79,9 @@ def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
 
 def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_purchase():
     created = PurchaseGenerator(PurchaseTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3))
-    verdicts = [(item.kind, judge(ConsumedRecord(0, 0, item.arrival_ms, item.key, item.value))) for item in created]
+    verdicts = [
+        (item.kind, parse_purchase(ConsumedRecord(0, 0, item.arrival_ms, item.key, item.value))) for item in created
+    ]
 
     assert {kind for kind, verdict in verdicts if isinstance(verdict, InvalidRecord)} == set(MALFORMED)
     assert {kind for kind, verdict in verdicts if not isinstance(verdict, InvalidRecord)} == {

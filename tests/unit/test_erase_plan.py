@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import ConfigResource
 from pyspark.sql import types as T
 from typer.testing import CliRunner
 
 from headrace.cdc.apply.replace_where import key_condition
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cli.main import app
+from headrace.clients import topics
 from headrace.clients.storage import LocalFileStore
 from headrace.clients.topics import describe_retention
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.operate.erase import report
+from headrace.operate.erase import external, report
 from headrace.operate.erase.erase import ErasureRequest, subject_of
 from headrace.operate.erase.external import SourceLookup
 from headrace.operate.erase.places import Lake, LakeTable, TableColumn, affected_flows, match_tables
@@ -30,6 +35,8 @@ from headrace.operate.erase.scan import SearchTerms, Traces, find_traces, subjec
 from headrace.operate.erase.subject import Subject, Texts, is_identifying, singular
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
+from headrace.sources.kafka.source import KafkaSource
+from headrace.sources.kafka.topics import TopicPattern
 from headrace.sources.rate import RateSource
 
 CUSTOMER = Subject("customers", {"id": "42"}, {"gold/vip": "member"})
@@ -88,7 +95,7 @@ def test_a_row_of_a_table_has_a_name(name: str, first: str):
     ],
 )
 def test_a_payload_contains_the_key_under_one_of_its_names(payload: str, own: bool, is_found: bool):
-    pattern = CUSTOMER.in_payloads(own=own)
+    pattern = CUSTOMER.payload_pattern(own=own)
 
     assert pattern is not None
     assert (re.search(pattern, payload) is not None) is is_found
@@ -135,7 +142,7 @@ def test_a_text_is_found_as_it_is_and_as_json_writes_it(content: bytes):
 def test_a_condition_in_a_log_contains_the_key_as_a_bound_or_as_a_member_of_a_list(predicate: str, is_blocked: bool):
     text = json.dumps({"commitInfo": {"operationParameters": {"predicate": predicate}, "metrics": {"numFiles": "42"}}})
 
-    assert (re.search(CUSTOMER.in_logs(["id"]), text) is not None) is is_blocked
+    assert (re.search(CUSTOMER.delta_log_pattern(["id"]), text) is not None) is is_blocked
 
 
 @pytest.mark.parametrize("kind", [T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.StringType()])
@@ -144,7 +151,9 @@ def test_the_replace_where_condition_of_a_mirror_matches_every_key_that_it_names
     keys = [(str(item),) if isinstance(kind, T.StringType) else (item,) for item in numbers]
     written = key_condition(T.StructType([T.StructField("id", kind)]), keys)
 
-    column_names = [n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).in_logs(["id"]), written)]
+    column_names = [
+        n for n in range(1, 120) if re.search(Subject("t", {"id": str(n)}, {}).delta_log_pattern(["id"]), written)
+    ]
 
     assert column_names == [*numbers]
 
@@ -166,7 +175,7 @@ def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Pa
     (tmp_path / "1.changelog").write_bytes(b"\x00")
     (tmp_path / "empty").touch()
     paths = sorted(LocalFileStore().sizes(str(tmp_path)))
-    signs = SearchTerms(({"id": "42"},), (), CUSTOMER.in_logs(["id"]), Texts((long,)))
+    signs = SearchTerms(({"id": "42"},), (), CUSTOMER.delta_log_pattern(["id"]), Texts((long,)))
 
     actual = find_traces(LocalFileStore(), str(tmp_path), paths, signs)
 
@@ -190,7 +199,7 @@ def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp
 def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
     rows = {"topic": ["shop.public.customers", "orders"], "value": [b'{"id":42}\xff', b'{"id":42}']}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    own = CUSTOMER.in_payloads(own=True)
+    own = CUSTOMER.payload_pattern(own=True)
     assert own is not None
 
     actual = find_traces(
@@ -282,13 +291,55 @@ def test_an_erasure_needs_a_table_and_a_key_and_yes_without_a_terminal(words: li
 @pytest.mark.parametrize(
     ("policy", "retention_ms", "words"),
     [
-        ("delete", 604800000, "retained for 7 day(s)"),
-        ("delete", -1, "retained forever"),
-        ("compact", -1, "compacted: "),
+        ("delete", 604800000, "Records are retained for 7 day(s)."),
+        ("delete", -1, "Records are retained forever."),
+        ("compact", -1, "It is compacted: "),
     ],
 )
 def test_the_retention_of_a_topic_is_described_in_words(policy: str, retention_ms: int, words: str):
     assert describe_retention(policy, retention_ms).startswith(words)
+
+
+class FakeAdmin:
+    """Describes the settings of topics; the broker refuses those of a topic without settings."""
+
+    def __init__(self, settings: dict[str, dict[str, str] | None]) -> None:
+        self.settings = settings
+
+    def describe_configs(self, resources: list[ConfigResource], **_: object) -> dict[ConfigResource, Future[object]]:
+        answers = {}
+        for resource in resources:
+            answers[resource] = Future[object]()
+            if (settings := self.settings[resource.name]) is None:
+                answers[resource].set_exception(KafkaException("no permission"))
+            else:
+                answers[resource].set_result({name: SimpleNamespace(value=value) for name, value in settings.items()})
+        return answers
+
+
+def test_the_report_says_in_a_sentence_how_long_each_topic_retains_records(monkeypatch: pytest.MonkeyPatch):
+    day = 86_400_000
+    settings: dict[str, dict[str, str] | None] = {
+        "days": {"cleanup.policy": "delete", "retention.ms": str(7 * day)},
+        "forever": {"cleanup.policy": "delete", "retention.ms": "-1"},
+        "keys": {"cleanup.policy": "compact,delete", "retention.ms": str(day)},
+        "secret": None,
+    }
+    metadata = SimpleNamespace(topics=settings)
+    monkeypatch.setattr(external, "list_topics", lambda *_: metadata)
+    monkeypatch.setattr(topics, "connect_admin", lambda *_: (FakeAdmin(settings), metadata))
+    flow = Flow("read", Input(KafkaSource(TopicPattern(".*"))), lambda rows: rows, DeltaAppend("rows"))
+    target = Target("dev", lake="/nowhere/lake", checkpoints="/nowhere/checkpoints")
+
+    places = external.topic_places(target, [flow])
+
+    assert {place.place: place.why for place in places} == {
+        "topic days": "Records are retained for 7 day(s).",
+        "topic forever": "Records are retained forever.",
+        "topic keys": "It is compacted: a record without a value under the same key removes the older ones, "
+        "and what is older than 1 day(s).",
+        "topic secret": "Its retention is unknown: the broker did not return the settings of the topic.",
+    }
 
 
 @pytest.mark.parametrize(

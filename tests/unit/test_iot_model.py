@@ -17,7 +17,7 @@ from headrace.flow.duration import Duration
 from headrace.flow.levers import Every
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import MALFORMED, IotGenerator, IotTraffic
-from headrace.patterns.iot.model import DEVICE_METRICS, DeviceMetrics, DeviceStatusRow, judge, recompute, silences
+from headrace.patterns.iot.model import DeviceMetrics, DeviceStatusRow, parse_reading, replay_silences
 from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
@@ -27,6 +27,7 @@ from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
 from headrace.sources.kafka.source import KafkaSource
 from headrace.testing import KeyedStateTester
+from model_examples import DEVICE_METRICS, recompute
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
 QUARTER, MONTH = timedelta(minutes=15), timedelta(days=30)
@@ -137,7 +138,7 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
     ],
 )
 def test_a_record_that_is_no_reading_is_invalid_with_its_reason(changes: dict[str, object], reason: str) -> None:
-    verdict = judge(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
+    verdict = parse_reading(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
     assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == reason
 
 
@@ -148,11 +149,11 @@ def test_a_silence_is_reported_once_when_the_watermark_has_passed_it_and_the_ret
     topic = Topic()
     topic.batch(reading(0), reading(0, device="d2"))
     topic.batch(reading(17, device="d2"))  # the watermark is 12:15 from the next batch on
-    assert silences(topic.records, topic.batches).statuses == []
+    assert replay_silences(topic.records, topic.batches).statuses == []
     topic.batch(reading(18, device="d2"))
 
     silent = DeviceStatusRow("d1", "SILENT", ms(0), ms(15), 900)
-    assert silences(topic.records, topic.batches).statuses == [
+    assert replay_silences(topic.records, topic.batches).statuses == [
         silent,
         # Of d2 it is not known before 12:17 that nothing came between.
         DeviceStatusRow("d2", "SILENT", ms(0), ms(15), 900),
@@ -162,7 +163,7 @@ def test_a_silence_is_reported_once_when_the_watermark_has_passed_it_and_the_ret
     topic.batch(reading(40), reading(41, device="d2"), reading(14))
     topic.batch(reading(45, device="d2"))
     topic.batch()
-    actual = silences(topic.records, topic.batches)
+    actual = replay_silences(topic.records, topic.batches)
     assert [statuse for statuse in actual.statuses if statuse.device_id == "d1"] == [
         silent,
         DeviceStatusRow("d1", "BACK", ms(0), ms(40), 2400),
@@ -174,7 +175,7 @@ def test_a_gap_of_exactly_the_silence_is_none() -> None:
     topic = Topic()
     topic.batch(reading(0), reading(15), reading(30.001), reading(60, device="d2"))
     topic.batch()
-    assert [(statuse.status, statuse.at) for statuse in silences(topic.records, topic.batches).statuses] == [
+    assert [(statuse.status, statuse.at) for statuse in replay_silences(topic.records, topic.batches).statuses] == [
         ("SILENT", ms(30)),
         ("BACK", ms(30.001)),
         ("SILENT", ms(45.001)),
@@ -205,7 +206,9 @@ def test_any_split_into_batches_reports_the_same_silences(
     topic = Topic()
     topic.batch(*(reading(minute) for minute in minutes), reading(182, device="d2"))
     topic.batch()
-    expected = [statuse for statuse in silences(topic.records, topic.batches).statuses if statuse.device_id == "d1"]
+    expected = [
+        statuse for statuse in replay_silences(topic.records, topic.batches).statuses if statuse.device_id == "d1"
+    ]
     assert [{**asdict(item), "last_seen": _in_ms(item.last_seen), "at": _in_ms(item.at)} for item in reported] == [
         asdict(item) for item in expected
     ]
@@ -255,7 +258,7 @@ def test_a_device_whose_state_expired_is_new_when_it_sends_again(
         ConsumedRecord(0, offset, ms(minute + 1), b"k", json.dumps(reading(minute)).encode())
         for offset, minute in enumerate((0, days * 24 * 60, days * 24 * 60 + 3))
     ]
-    assert [statuse.status for statuse in silences(topic.records, [{0: (0, 3)}, {}]).statuses] == reported
+    assert [statuse.status for statuse in replay_silences(topic.records, [{0: (0, 3)}, {}]).statuses] == reported
 
 
 def test_a_plant_that_falls_silent_completely_is_reported_within_25_minutes() -> None:

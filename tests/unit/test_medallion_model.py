@@ -38,14 +38,14 @@ def test_rules_are_counted_and_each_has_its_effect() -> None:
         ]
     )
     assert [order.order_id for order in actual.orders] == ["o0", "o3", "o5"]
-    assert sorted(actual.bad, key=lambda bad: bad.offset) == [
+    assert sorted(actual.invalid, key=lambda bad: bad.offset) == [
         InvalidRecord(0, 1, "rule:positive_amount"),
         InvalidRecord(0, 2, "rule:not_from_the_future"),
         InvalidRecord(0, 6, "rule:positive_amount"),
         InvalidRecord(0, 7, "wrong_type:items"),
         InvalidRecord(0, 8, "null_value"),
     ]
-    assert actual.broken == {
+    assert actual.violations == {
         "positive_amount": 2,
         "not_from_the_future": 1,
         "no_test_orders": 2,
@@ -92,7 +92,7 @@ def test_the_same_seed_results_in_the_same_orders_and_some_violate_each_rule_exc
     kinds = Counter(record.kind for record in created)
     assert {"order", "late", "duplicate", *MALFORMED} == set(kinds)
     actual = model.silver(ConsumedRecord(0, n, item.arrival_ms, item.key, item.value) for n, item in enumerate(created))
-    assert {name for name, rows in actual.broken.items() if rows} == set(model.RULES) - {"sane_amount"}
+    assert {name for name, rows in actual.violations.items() if rows} == set(model.RULES) - {"sane_amount"}
     # What is left out: invalid, a test, or there already.
     assert len(actual.orders) < len(created) - kinds["duplicate"]
     late = [item.arrival_ms - (item.event_time_ms or 0) for item in created if item.kind == "late"]

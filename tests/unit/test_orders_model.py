@@ -16,19 +16,18 @@ from headrace.operate.run import FlowFigures
 from headrace.patterns.orders.flows import OrderSettings
 from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
 from headrace.patterns.orders.model import (
-    JOINS,
     Joined,
     JoinFlow,
     LateRecord,
     Order,
     Payment,
-    daily_rows,
-    judge_order,
-    judge_payment,
     paid_by_minute,
+    parse_order,
+    parse_payment,
     replay,
 )
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
+from model_examples import JOINS, daily_rows
 
 NOW = datetime(2024, 5, 6, 12, tzinfo=UTC)
 
@@ -161,7 +160,7 @@ def test_the_hit_rate_covers_the_minutes_whose_unpaid_orders_are_written():
     outcome = replay(topics.orders, topics.payments, topics.batches, JOINS["left"])
     assert paid_by_minute(outcome, JOINS["left"].bound_ms) == [(ms("10:00:00"), 2, 1)]
     # a and b, and their payments of 10:05 and 10:02, are out of the state.
-    assert (outcome.state, outcome.forgotten) == ([5, 7, 3], [0, 0, 4])
+    assert (outcome.state, outcome.evicted) == ([5, 7, 3], [0, 0, 4])
 
 
 def test_a_day_counts_every_record_once_whenever_it_came():
@@ -186,7 +185,7 @@ def test_generated_records_are_what_they_are_counted_as():
     kinds = Counter(record.kind for record in records)
     assert {"order", "payment", "late", "duplicate", "null_key", "truncated", "far_future"} <= set(kinds)
     verdicts = [
-        (record, (judge_order if record.topic == "orders" else judge_payment)(_consumed(record))) for record in records
+        (record, (parse_order if record.topic == "orders" else parse_payment)(_consumed(record))) for record in records
     ]
     good = {"order": Order, "payment": Payment}
     assert all(isinstance(verdict, good[record.kind]) for record, verdict in verdicts if record.kind in good)
@@ -201,7 +200,7 @@ def test_some_orders_come_long_after_their_payment_and_too_late():
         if record.kind == "payment":
             paid[json.loads(record.value)["order_id"]] = record.arrival_ms
         elif record.kind == "late" and record.topic == "orders":
-            order = judge_order(_consumed(record))
+            order = parse_order(_consumed(record))
             assert isinstance(order, Order)
             actual += order.order_id in paid
             assert record.arrival_ms - order.order_time >= 45 * 60_000

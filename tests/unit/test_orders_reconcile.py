@@ -12,6 +12,7 @@ import pytest
 
 from headrace import Target
 from headrace.demos.orders.reconcile import JoinReconciliation, surplus_by_cause
+from headrace.demos.reconciliation import find_reconciliation, reconciled_patterns
 from headrace.errors import RecoveryError
 from headrace.patterns.orders.flows import flows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -35,6 +36,13 @@ NOBODY: Any = None
 )
 def test_rows_too_many_and_too_few_have_their_cause(stored: int, due: int, late: bool, expected: dict[str, int]):
     assert surplus_by_cause(stored, due, late=late) == expected
+
+
+def test_the_reconciliation_of_a_pattern_is_found_by_the_name_of_the_pattern():
+    assert reconciled_patterns() == ["orders"]
+    accepts = find_reconciliation("orders").accepts
+    assert accepts(LEFT)
+    assert not accepts(replace(LEFT, transform=lambda orders, payments: orders))
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_an_enrichment_refreshes_by_batch_by_interval_or_by_version() -> None:
 def test_the_models_have_the_windows_and_delays_of_the_mission() -> None:
     minute = 60_000
 
-    assert [(flow.window_ms, flow.delay_ms) for flow in (model.CITY_RIDES, model.SURGE, model.DRIVER_METRICS)] == [
+    assert [(flow.window_ms, flow.delay_ms) for flow in (model.city_rides(), model.surge(), model.DRIVER_METRICS)] == [
         (5 * minute, 10 * minute),
         (5 * minute, 10 * minute),
         (15 * minute, 30 * minute),

@@ -82,8 +82,8 @@ def test_a_killed_child_is_not_alive_before_it_is_waited_for(folder: Path) -> No
 def test_a_child_without_a_record_is_located_by_its_mark(folder: Path) -> None:
     mark = f"headrace.part={folder}"
     started = start(folder, WAITS, f"-D{mark}")
-    assert process.find_by_mark(mark) == started
-    assert process.find_by_mark(mark + "/other") is None
+    assert process.find_by_marker(mark) == started
+    assert process.find_by_marker(mark + "/other") is None
 
 
 def test_an_invalid_record_is_ignored(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 from headrace.errors import ConfigError
 from headrace.patterns.records import ConsumedRecord
 from headrace.patterns.rides.generator import CITIES, MALFORMED, RideGenerator, RideTraffic
-from headrace.patterns.rides.model import SURGE
 from headrace.patterns.traffic import GeneratedRecord
 from headrace.patterns.window_model import replay
+from model_examples import SURGE
 
 NOW = datetime(2024, 5, 6, 6, tzinfo=UTC)
 CLEAN = RideTraffic(rate=50, late=0, duplicates=0, malformed=0)

@@ -16,17 +16,16 @@ from hypothesis import given, settings, strategies as st
 from headrace.patterns.records import LARGEST_VALUE, ConsumedRecord, InvalidRecord
 from headrace.patterns.rides.generator import MALFORMED, RideGenerator, RideTraffic
 from headrace.patterns.rides.model import (
-    CITY_RIDES,
     DRIVER_METRICS,
-    SURGE,
     CityRides,
     DriverMetrics,
     Ride,
     Surge,
-    judge,
+    parse_ride,
     surge_multiplier,
 )
 from headrace.patterns.window_model import WindowFlow, replay
+from model_examples import CITY_RIDES, SURGE
 
 NOW = datetime(2024, 5, 6, 12, tzinfo=UTC)
 
@@ -56,7 +55,7 @@ def consumed(value: bytes | None, *, key: bytes | None = b"Paris", sent: datetim
 
 
 def reason(value: bytes | None, **given: object) -> str:
-    verdict = judge(consumed(value, **given))  # type: ignore[arg-type]
+    verdict = parse_ride(consumed(value, **given))  # type: ignore[arg-type]
     return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
 
@@ -151,7 +150,9 @@ def test_size_is_validated_before_the_key_and_the_key_before_the_payload() -> No
 
 
 def test_a_fare_has_two_decimals_and_a_time_is_utc() -> None:
-    good = judge(consumed(json.dumps(event(fare_amount=12.345, event_time="2024-05-06T14:00:00.0019+02:00")).encode()))
+    good = parse_ride(
+        consumed(json.dumps(event(fare_amount=12.345, event_time="2024-05-06T14:00:00.0019+02:00")).encode())
+    )
     assert isinstance(good, Ride)
     assert good.fare_amount == Decimal("12.35")
     assert good.event_time_ms == ms("12:00:00.001")
@@ -161,7 +162,7 @@ def test_every_malformed_kind_of_the_generator_is_invalid_and_everything_else_is
     reasons: dict[str, set[str]] = {}
     stream = RideGenerator(RideTraffic(rate=100, malformed=0.2, oversized=True))
     for n, created in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
-        verdict = judge(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
+        verdict = parse_ride(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
         reasons.setdefault(created.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
     assert reasons == {
         "ride": {"good"},
@@ -213,7 +214,7 @@ def test_city_rides_counts_by_window_and_city() -> None:
         ]
     ]
     assert outcome.late == [0]
-    assert outcome.bad == []
+    assert outcome.invalid == []
 
 
 def test_update_mode_writes_only_the_groups_that_a_batch_changed_with_their_full_history() -> None:
@@ -284,7 +285,7 @@ def test_invalid_records_never_move_the_watermark() -> None:
     topic.batch()
     outcome = replay(topic.records, topic.batches, CITY_RIDES)
     assert outcome.watermarks == [0, ms("08:10"), ms("08:10")]
-    assert outcome.bad == [InvalidRecord(0, 1, "wrong_type:fare_amount"), InvalidRecord(0, 2, "malformed_json")]
+    assert outcome.invalid == [InvalidRecord(0, 1, "wrong_type:fare_amount"), InvalidRecord(0, 2, "malformed_json")]
 
 
 def test_driver_metrics_appear_once_when_the_watermark_passes_their_window() -> None:
@@ -410,7 +411,7 @@ def test_every_counted_row_is_either_late_or_in_exactly_one_group(seed: int, cut
     bounds = [0, *sorted(min(cut, len(created)) for cut in cuts), len(created)]
     batches = [{0: span} for span in pairwise(bounds)]
     outcome = replay(records, batches, DRIVER_METRICS)
-    completed = [r for r in map(judge, records) if isinstance(r, Ride) and r.status == "completed"]
+    completed = [r for r in map(parse_ride, records) if isinstance(r, Ride) and r.status == "completed"]
     grouped = [row for rows in [*outcome.batches, outcome.open] for row in rows]
     assert sum(row.completed_rides for row in grouped) + sum(outcome.late) == len(completed)
     assert len({(row.window_start, row.driver_id) for row in grouped}) == len(grouped)

@@ -17,9 +17,9 @@ from headrace.patterns.sales.model import (
     GoldRow,
     RollingRevenue,
     gold,
-    judge,
     newest,
     newest_rolling,
+    parse_sale,
 )
 from headrace.patterns.window_model import replay
 
@@ -95,7 +95,7 @@ def test_a_sale_is_in_five_rolling_windows():
 def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_sale():
     created = list(SalesGenerator(SalesTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3)))
     verdicts = [
-        (item.kind, judge(ConsumedRecord(0, number, item.arrival_ms, item.key, item.value)))
+        (item.kind, parse_sale(ConsumedRecord(0, number, item.arrival_ms, item.key, item.value)))
         for number, item in enumerate(created)
     ]
 

@@ -17,13 +17,15 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
+from headrace.clients.topic_feed import FeedStatus
 from headrace.errors import ConfigError
-from headrace.serve.cities.app import create_app
-from headrace.serve.cities.board import CityBoard, RideMetrics, SurgeReading
-from headrace.serve.cities.feed import FeedStatus
-from headrace.serve.cities.live import LiveStreams, StreamIntervals
+from headrace.patterns.rides.board import CityBoard, RideMetrics, SurgeReading
+from headrace.patterns.rides.page import CityPage
+from headrace.serve.app import create_app
 from headrace.serve.guard import host_name
 from headrace.serve.listen import bind_port
+from headrace.serve.live import LiveStreams, StreamIntervals
+from headrace.serve.pages import find_page, page_names
 from served_page import serve_in_background
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -67,7 +69,7 @@ def board() -> CityBoard:
 @pytest.fixture
 def client(board: CityBoard) -> Iterator[httpx.Client]:
     with (
-        serve_in_background(create_app(board, pace=QUICK)) as url,
+        serve_in_background(create_app(CityPage(board), pace=QUICK)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as client,
     ):
         yield client
@@ -77,7 +79,7 @@ def client(board: CityBoard) -> Iterator[httpx.Client]:
 def idle() -> Iterator[httpx.Client]:
     """A server with an empty board, shared by the tests that only look at how it answers."""
     with (
-        serve_in_background(create_app(CityBoard(), pace=QUICK)) as url,
+        serve_in_background(create_app(CityPage(CityBoard()), pace=QUICK)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as client,
     ):
         yield client
@@ -225,7 +227,7 @@ def test_a_change_brings_only_the_cities_that_changed(board: CityBoard, client: 
 def test_a_client_that_reads_late_gets_the_last_state_and_not_every_step(board: CityBoard) -> None:
     pace = StreamIntervals(coalesce=0.3)
     with (
-        serve_in_background(create_app(board, pace=pace)) as url,
+        serve_in_background(create_app(CityPage(board), pace=pace)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as client,
         listening(client) as stream,
     ):
@@ -261,7 +263,7 @@ def test_streams_beyond_the_limit_are_refused(client: httpx.Client, monkeypatch:
 
 def test_a_server_that_stops_ends_its_streams(board: CityBoard) -> None:
     with httpx.Client(timeout=PATIENCE) as client:
-        server = serve_in_background(create_app(board))
+        server = serve_in_background(create_app(CityPage(board)))
         url = server.__enter__()
         with client.stream("GET", f"{url}api/v1/events") as response:
             stream = Stream(response.iter_lines())
@@ -286,7 +288,7 @@ def test_health_reports_whether_the_data_is_current(
 ) -> None:
     if rows:
         publish(board, "Lisbon")
-    with serve_in_background(create_app(board, feed_status=lambda: feed)) as url:
+    with serve_in_background(create_app(CityPage(board), feed_status=lambda: feed)) as url:
         answer = httpx.get(f"{url}api/v1/health").json()
     assert answer["status"] == status
     assert answer["feed"]["state"] == feed.state
@@ -377,7 +379,7 @@ def test_names_of_loopback_are_answered(idle: httpx.Client, host: str) -> None:
 
 
 def test_an_allowed_name_is_answered(board: CityBoard) -> None:
-    with serve_in_background(create_app(board, allowed_hosts=["page.internal"])) as url:
+    with serve_in_background(create_app(CityPage(board), allowed_hosts=["page.internal"])) as url:
         answer = httpx.get(f"{url}api/v1/health", headers={"host": "Page.Internal:443"})
     assert answer.status_code == 200
 
@@ -390,6 +392,11 @@ def test_a_host_header_yields_its_name(header: str, name: str) -> None:
 
 
 # ---- the process
+
+
+def test_a_page_is_found_by_the_name_of_its_pattern() -> None:
+    assert page_names() == ["rides"]
+    assert find_page("rides") is CityPage
 
 
 def test_the_next_port_is_used_if_one_is_taken() -> None:

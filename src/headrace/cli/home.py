@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from headrace.flow.target import Database, KafkaConnect
-from headrace.stack import mariadb, postgres
-from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 
 HomeOption = Annotated[
@@ -35,13 +33,12 @@ class LocalParts:
 
     def database(self, part: str) -> Database | None:
         """Return how to reach a database by the name of its part, or None when it does not run."""
-        databases = {"postgres": postgres.database, "mariadb": mariadb.database}
-        return databases[part](self._stack.files(part)) if part in self._running else None
+        return self._stack.database(part) if part in self._running else None
 
     def connect(self) -> KafkaConnect | None:
         """Return how to reach Kafka Connect, or None when none runs."""
         url = self._running.get("connect")
-        return None if url is None else KafkaConnect(url, secrets=secrets_folder(self._stack.files("connect")))
+        return None if url is None else self._stack.connect(url)
 
     @cached_property
     def _running(self) -> dict[str, str]:

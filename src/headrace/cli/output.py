@@ -12,7 +12,7 @@
 
 import json as jsonlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -43,9 +43,20 @@ def require_yes(command: str, *, yes: bool, json: bool, options: str = "--yes") 
         raise typer.Exit(USAGE)
 
 
+def print_lines(lines: Iterable[str], console: Console = out) -> None:
+    """Print lines as they are: brackets are not markup."""
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def ask(question: str) -> bool:
+    """Ask for confirmation, and return whether the answer is yes."""
+    return typer.confirm(question, default=False, err=True)
+
+
 def confirm(question: str, otherwise: str = "Nothing was changed.") -> None:
     """Ask for confirmation, and end the command if the answer is no."""
-    if not typer.confirm(question, default=False, err=True):
+    if not ask(question):
         err.print(otherwise)
         raise typer.Exit(ANSWER_IS_NO)
 

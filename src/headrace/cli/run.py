@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.flow_events import figures_table, print_event, watermark_lines
-from headrace.cli.output import TERMINAL, TRANSIENT, JsonOption, emit, err
+from headrace.cli.output import TERMINAL, TRANSIENT, JsonOption, emit, err, print_lines
 from headrace.cli.progress import progress_reporter
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
 from headrace.cli.signals import graceful_shutdown
@@ -60,8 +60,7 @@ def run_command(
         emit({"ok": not errors, "flows": {name: figure.as_dict() for name, figure in figures.items()}})
     else:
         err.print(figures_table("This run", figures))
-        for line in watermark_lines(figures):
-            err.print(line, markup=False)
+        print_lines(watermark_lines(figures), err)
     if errors:
         raise typer.Exit(TRANSIENT if all(isinstance(error, Transient) for error in errors) else TERMINAL)
 

@@ -87,7 +87,7 @@ def _topic_mismatch_error(topic: str, why: str) -> DataError:
 
 
 def topic_retention(kafka: Settings, reads: Callable[[str], bool]) -> dict[str, str]:
-    """Return the retention of the topics that match a predicate, in words. Raises as `connect_admin` does."""
+    """Return a sentence on the retention of each topic that matches a predicate. Raises as `connect_admin` does."""
     client, metadata = connect_admin(kafka)
     names = sorted(name for name in metadata.topics if reads(name))
     answers = client.describe_configs(
@@ -98,7 +98,9 @@ def topic_retention(kafka: Settings, reads: Callable[[str], bool]) -> dict[str, 
         try:
             settings = {name: str(entry.value) for name, entry in answer.result().items()}
         except KafkaException:
-            descriptions[resource.name] = "its retention is not readable"
+            descriptions[resource.name] = (
+                "Its retention is unknown: the broker did not return the settings of the topic."
+            )
             continue
         descriptions[resource.name] = describe_retention(
             settings.get("cleanup.policy", ""), int(settings.get("retention.ms", "-1"))
@@ -107,9 +109,9 @@ def topic_retention(kafka: Settings, reads: Callable[[str], bool]) -> dict[str, 
 
 
 def describe_retention(policy: str, retention_ms: int) -> str:
-    """Describe in words when a topic removes records."""
+    """Return a sentence that says when a topic removes records."""
     days = f"{retention_ms / _DAY_MS:g} day(s)"
     if "compact" in policy:
         after = f", and what is older than {days}" if "delete" in policy and retention_ms >= 0 else ""
-        return f"compacted: a record without a value under the same key removes the older ones{after}"
-    return "retained forever" if retention_ms < 0 else f"retained for {days}"
+        return f"It is compacted: a record without a value under the same key removes the older ones{after}."
+    return "Records are retained forever." if retention_ms < 0 else f"Records are retained for {days}."

@@ -78,7 +78,7 @@ class Comparison:
             expected_rows = expected_by_key.get(key, [])
             surplus = len(rows) - len(expected_rows)
             if not expected_rows or (surplus > 0 and not repeats_allowed):
-                self.differences.append(f"{sink} holds {surplus} too many of {_describe(key)}")
+                self.differences.append(f"{sink} has {surplus} too many of {_describe(key)}")
             elif surplus > 0:
                 self.repeated[sink] = self.repeated.get(sink, 0) + surplus
             if tolerance and expected_rows:
@@ -93,7 +93,7 @@ class Comparison:
             if not any(tolerance.allows(exact_value, estimate) for exact_value in exact_values):
                 expected = " or ".join(map(str, exact_values))
                 self.differences.append(
-                    f"{sink} says {tolerance.column} {estimate} and not about {expected} in {_describe(key)}"
+                    f"{sink} has {tolerance.column} {estimate}, expected about {expected}, in {_describe(key)}"
                 )
 
 

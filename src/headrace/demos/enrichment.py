@@ -1,15 +1,15 @@
 """The enrichment demo: purchases and products, every row compared with the model, version by version."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from headrace.clients.sql import quote_name
 from headrace.demos.compare import Comparison, table_rows
-from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgers,
     ModelVerdict,
@@ -18,8 +18,8 @@ from headrace.demos.model_inputs import (
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext, DemoSettings
-from headrace.demos.records_demo import RecordsDemo
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
@@ -59,7 +59,7 @@ def compare(
     outcome = model.replay(read_records(target, settings.topic), batches, batch_versions[: len(batches)], versions)
     expected = [asdict(row) for row in outcome.rows]
     comparison.add(f"delta:{settings.table}", expected, table_rows(spark, "delta", target.table(settings.table)))
-    compare_ledgers(comparison, spark, target, purchases.name, ExpectedLedgers(outcome.bad, [0] * len(batches)))
+    compare_ledgers(comparison, spark, target, purchases.name, ExpectedLedgers(outcome.invalid, [0] * len(batches)))
     return EnrichmentComparison(comparison, outcome, len(versions))
 
 
@@ -87,7 +87,7 @@ def _compare_products(
     ]
     path = settings.dimension
     comparison.add(f"delta:{path}", expected, select_columns(table_rows(spark, "delta", target.table(path)), *names))
-    invalid = [row for row in map(model.PRODUCT.judge, records) if isinstance(row, InvalidRecord)]
+    invalid = [row for row in map(model.PRODUCT.parse, records) if isinstance(row, InvalidRecord)]
     compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(invalid, [0] * len(batches)))
 
 
@@ -110,28 +110,21 @@ def _micros(time: datetime | None) -> int | None:
     return None if time is None else round(time.timestamp() * 1_000_000)
 
 
+def _generator(settings: pattern.EnrichmentSettings) -> EnrichmentGenerator:
+    traffic = PurchaseTraffic(purchases_topic=settings.topic, products_topic=settings.products_topic)
+    return EnrichmentGenerator(traffic)
+
+
 @dataclass(frozen=True)
 class EnrichmentDemo(RecordsDemo):
     """Enrichment with its usual settings and triggers short enough to watch."""
 
     title: str = "Enrichment: purchases with their products, including products that arrive later"
+    pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
+    generator: Callable[[Any], PatternGenerator] = _generator
     settings: pattern.EnrichmentSettings = field(
         default_factory=lambda: pattern.EnrichmentSettings(trigger=Every("10 seconds"))
     )
-
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return purchases and product changes."""
-        traffic = PurchaseTraffic(
-            settings.rate,
-            seed=settings.seed,
-            purchases_topic=self.settings.topic,
-            products_topic=self.settings.products_topic,
-        )
-        return EnrichmentGenerator(traffic)
-
-    def flows(self) -> Sequence[Flow]:
-        """Return products and purchases."""
-        return pattern.flows(self.settings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return how many purchases are enriched, and how many wait."""

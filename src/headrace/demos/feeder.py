@@ -217,7 +217,7 @@ def _failure(error: KafkaError, record: str, topic: str, *, accepted: int) -> He
         )
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return TopicNotFound(
-            f"Topic '{topic}' is gone.",
+            f"Topic '{topic}' no longer exists.",
             why=f"{error.str()}: it was deleted while records were sent.",
             state=state,
             remedy=f"Create it with `headrace topics create {topic}` and run the command again.",

@@ -1,25 +1,24 @@
 """The IoT demo: its topics, its flows, and the comparison of every sink with the model."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 
 from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
-from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
-from headrace.demos.protocol import DemoContext, DemoSettings
-from headrace.demos.records_demo import RecordsDemo
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target
 from headrace.patterns.iot import flows as pattern, model
-from headrace.patterns.iot.generator import generator
+from headrace.patterns.iot.generator import IotGenerator
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, replay
 
@@ -42,14 +41,14 @@ def compare(
             outcome = replay(records, batches, metrics_model(settings))
             rows = [asdict(row) for batch in outcome.batches for row in batch]
             _compare_metrics(comparison, spark, target, settings, rows)
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
         else:
             lengths = settings.silence, settings.forget, settings.watermark
             silence, forget, delay = (Duration.parse(length).ms for length in lengths)
-            silences = model.silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
+            silences = model.replay_silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
             topic = settings.status_topic
             comparison.add(f"kafka:{topic}", [asdict(row) for row in silences.statuses], topic_rows(target, topic))
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(silences.bad, silences.late))
+            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(silences.invalid, silences.late))
     return comparison, skew(records, batches_by_flow)
 
 
@@ -74,7 +73,7 @@ def _compare_metrics(
 
 def skew(records: Sequence[ConsumedRecord], batches: Mapping[str, Sequence[BatchOffsets]]) -> dict[str, object]:
     """Return how skewed the readings are, and the size of the largest batch of each flow."""
-    readings = [model.judge(record) for record in records]
+    readings = [model.parse_reading(record) for record in records]
     by_device = Counter(reading.device_id for reading in readings if not isinstance(reading, InvalidRecord))
     by_partition = Counter(record.partition for record in records)
     device, most_readings = next(iter(by_device.most_common(1)), ("", 0))
@@ -97,15 +96,9 @@ class IotDemo(RecordsDemo):
     """The IoT pattern with its usual settings."""
 
     title: str = "IoT: figures per device, alerts, devices that fall silent"
+    pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: IotGenerator()
     settings: pattern.IotSettings = field(default_factory=pattern.IotSettings)
-
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return live readings."""
-        return generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
-
-    def flows(self) -> Sequence[Flow]:
-        """Return the flow of device metrics and the flow of silent devices."""
-        return pattern.flows(self.settings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line on the newest complete window of the gold table: the busiest device, and the alerts."""

@@ -1,18 +1,16 @@
 """The medallion demo: its topic, its flows, and the comparison of every layer with the model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 from confluent_kafka import Message
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.kafka import read_topic
-from headrace.clients.positions import Partition
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgers,
     ModelVerdict,
@@ -21,14 +19,14 @@ from headrace.demos.model_inputs import (
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext, DemoSettings
-from headrace.demos.records_demo import RecordsDemo
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.medallion import flows as pattern, model
-from headrace.patterns.medallion.generator import generator
+from headrace.patterns.medallion.generator import WebOrderGenerator
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.sources.delta.source import DeltaSource
@@ -64,7 +62,7 @@ def compare(
     silver = model.silver(records, within_ms=Duration.parse(settings.dedup_within).ms, rules=rules)
     rows = table_rows(spark, "delta", target.table(settings.silver_table))
     comparison.add(f"delta:{settings.silver_table}", [asdict(order) for order in silver.orders], rows)
-    compare_ledgers(comparison, spark, target, "silver", ExpectedLedgers(silver.bad, []))
+    compare_ledgers(comparison, spark, target, "silver", ExpectedLedgers(silver.invalid, []))
 
     orders = {order.order_id: order for order in silver.orders}
     gold_orders = [
@@ -133,19 +131,13 @@ class MedallionDemo(RecordsDemo):
     """The medallion with its usual rules, and shorter triggers than the usual five minutes."""
 
     title: str = "Medallion: bronze as it came, silver by rules, gold per day"
+    pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: WebOrderGenerator()
     settings: pattern.MedallionSettings = field(
         default_factory=lambda: pattern.MedallionSettings(
             bronze_trigger=Every("5 seconds"), silver_trigger=Every("10 seconds"), gold_trigger=Every("15 seconds")
         )
     )
-
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return live orders."""
-        return generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
-
-    def flows(self) -> Sequence[Flow]:
-        """Return bronze, silver and gold."""
-        return pattern.flows(self.settings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line with the number of rows of each layer."""
@@ -155,10 +147,6 @@ class MedallionDemo(RecordsDemo):
         counts = [f"{path} {spark.read.format('delta').load(location).count():,}" for path, location in written.items()]
         return [f"rows: {', '.join(counts)}"] if counts else ()
 
-    def awaited_offsets(self, context: DemoContext) -> Mapping[str, Mapping[Partition, int]]:
-        """Return each layer without offsets: the model gets how far each has read."""
-        return {flow.name: {} for flow in self.flows()}
-
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every layer with the model, and report which rules were violated."""
         comparison, silver = compare(spark, context.target, self.flows(), self.settings)
@@ -166,7 +154,7 @@ class MedallionDemo(RecordsDemo):
         checkpoint = Checkpoint.of("silver", context.target, spark)
         if figures.batches == len(checkpoint.committed_batches()):
             # The first run on this checkpoint: the counts are complete.
-            comparison.add("rules of silver", _counts(silver.broken), _counts(figures.rules))
+            comparison.add("rules of silver", _counts(silver.violations), _counts(figures.rules))
         counts = ", ".join(f"{name} {rows:,}" for name, rows in figures.rules.items())
         return ModelVerdict(
             comparison, {"rules": dict(figures.rules)}, (f"Rows against each rule, of this run: {counts}.",)

@@ -58,17 +58,17 @@ class ExpectedLedgers:
 
     | field | meaning                                                                        |
     |-------|--------------------------------------------------------------------------------|
-    | bad   | every invalid record                                                           |
+    | invalid | every invalid record                                                           |
     | late  | how many rows each batch dropped as late                                       |
     """
 
-    bad: Sequence[InvalidRecord]
+    invalid: Sequence[InvalidRecord]
     late: Sequence[int]
 
     @property
-    def bad_rows(self) -> list[Row]:
+    def invalid_rows(self) -> list[Row]:
         """The invalid records as rows of the quarantine."""
-        return [asdict(record) for record in self.bad]
+        return [asdict(record) for record in self.invalid]
 
     @property
     def late_rows(self) -> list[Row]:
@@ -82,17 +82,17 @@ class ExpectedLedgersByInput:
 
     | field | meaning                                                                        |
     |-------|--------------------------------------------------------------------------------|
-    | bad   | every invalid record, by input                                                 |
+    | invalid | every invalid record, by input                                                 |
     | late  | `batch_id`, `input`, `partition` and `offset` of every row that was dropped     |
     """
 
-    bad: Mapping[str, Sequence[InvalidRecord]]
+    invalid: Mapping[str, Sequence[InvalidRecord]]
     late: Sequence[Row]
 
     @property
-    def bad_rows(self) -> list[Row]:
+    def invalid_rows(self) -> list[Row]:
         """The invalid records as rows of the quarantine."""
-        return [{"input": name, **asdict(record)} for name, records in self.bad.items() for record in records]
+        return [{"input": name, **asdict(record)} for name, records in self.invalid.items() for record in records]
 
     @property
     def late_rows(self) -> list[Row]:
@@ -113,7 +113,7 @@ def compare_ledgers(
     quarantined = table_rows(spark, "delta", quarantine_table(target, flow))
     comparison.add(
         f"quarantine of {flow}",
-        expected.bad_rows,
+        expected.invalid_rows,
         select_columns(quarantined, *by_input, "partition", "offset", "reason"),
     )
     late = table_rows(spark, "delta", late_table(target, flow))
@@ -156,6 +156,6 @@ class ModelVerdict:
         """Return the demo's notes, then the number of compared rows, or the first differences."""
         if self.equal:
             rows = sum(self.comparison.rows.values())
-            return [*self.notes, f"Equal to the model: {rows:,} rows of every sink, late and bad ones included."]
+            return [*self.notes, f"Equal to the model: {rows:,} rows of every sink, late and invalid rows included."]
         first = [f"  {difference}" for difference in self.comparison.differences[:_MAX_DIFFERENCES_SHOWN]]
         return [*self.notes, f"{len(self.comparison.differences)} differences from the model:", *first]

@@ -1,10 +1,10 @@
 """What the demos share whose source is generated records in Kafka."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
@@ -27,23 +27,42 @@ class PatternSettings(Protocol):
         """Every topic of the pattern; the first one is for generated records that name no topic."""
 
 
+class PatternGenerator(Protocol):
+    """The generator of a pattern's records."""
+
+    def with_traffic(self, *, rate: float, late: float, duplicates: float, malformed: float, seed: int) -> Generator:
+        """Return it with this traffic."""
+
+
 @dataclass(frozen=True)
 class RecordsDemo(ABC):
-    """A demo of generated records. A demo adds its title, the settings of its flows and the methods without a body."""
+    """A demo of generated records. A demo adds its title, its pattern and `compare`.
+
+    | field         | meaning                                                                                     |
+    |---------------|---------------------------------------------------------------------------------------------|
+    | settings      | the settings of the flows                                                                   |
+    | pattern_flows | returns the flows for these settings                                                        |
+    | generator     | returns the generator for these settings, with the topics of the flows                      |
+    | late_share    | the share of late records                                                                   |
+    """
 
     settings: PatternSettings
+    pattern_flows: Callable[[Any], list[Flow]]
+    generator: Callable[[Any], PatternGenerator]
+    late_share: float = 0.02
     title: str = ""
     parts: tuple[str, ...] = ("kafka",)
     has_page: bool = False
     spark: Mapping[str, str] = field(default_factory=dict)
 
-    @abstractmethod
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return the generator of the records."""
-
-    @abstractmethod
     def flows(self) -> Sequence[Flow]:
-        """Return the flows to run."""
+        """Return the flows of the pattern."""
+        return self.pattern_flows(self.settings)
+
+    def traffic(self, settings: DemoSettings) -> Generator:
+        """Return the generator of live records."""
+        shares = {"late": self.late_share, "duplicates": 0.01, "malformed": 0.005}
+        return self.generator(self.settings).with_traffic(rate=settings.rate, seed=settings.seed, **shares)
 
     @abstractmethod
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
-from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
-from headrace.demos.protocol import DemoContext, DemoSettings
-from headrace.demos.records_demo import RecordsDemo
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.rides import flows as pattern, model
-from headrace.patterns.rides.generator import generator
+from headrace.patterns.rides.generator import RideGenerator
 from headrace.patterns.window_model import WindowFlow, replay
 
 # approx_count_distinct has a standard error of 5 %. Four of them are exceeded once in 16,000 windows; below ten drivers
@@ -49,7 +48,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
         outcome = replay(records, batches, models[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
         _compare_sinks(comparison, _Run(spark, target, settings), flow.name, rows)
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
     return comparison
 
 
@@ -81,18 +80,12 @@ class RidesDemo(RecordsDemo):
     """Ride analytics with its usual settings, and a shorter trigger than the drivers' usual five minutes."""
 
     title: str = "Ride analytics: cities live, surge alerts, driver metrics"
+    pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: RideGenerator()
     has_page: bool = True
     settings: pattern.RideSettings = field(
         default_factory=lambda: pattern.RideSettings(driver_trigger=Every("30 seconds"))
     )
-
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return live ride traffic."""
-        return generator(rate=settings.rate, late=0.02, duplicates=0.01, malformed=0.005, seed=settings.seed)
-
-    def flows(self) -> Sequence[Flow]:
-        """Return city rides, surge and driver metrics."""
-        return pattern.flows(self.settings)
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every sink with the model."""

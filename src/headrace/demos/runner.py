@@ -34,12 +34,10 @@ from headrace.demos.feeder import SendResult
 from headrace.demos.protocol import Demo, DemoContext, DemoSettings, DemoVerdict
 from headrace.demos.wait import OffsetWaiter
 from headrace.errors import ConfigError, HeadraceError, StackError, did_you_mean
-from headrace.flow.target import KafkaConnect, Target
+from headrace.flow.target import Target
 from headrace.operate.run import Application, FlowFigures, open_application
 from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import Event
-from headrace.stack import mariadb, postgres
-from headrace.stack.connect import secrets_folder
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack, RunningParts
 
@@ -140,7 +138,8 @@ def run_demo(name: str, settings: DemoSettings, callbacks: DemoCallbacks, stop: 
         cleanup.callback(feed.stop)
         page = None
         if demo.has_page:
-            page = cleanup.enter_context(_serve_page(running.bootstrap, port=settings.port, log=folder / "page.log"))
+            server = _serve_page(name, running.bootstrap, port=settings.port, log=folder / "page.log")
+            page = cleanup.enter_context(server)
             callbacks.page(page)
         log = folder / "spark.log"
         application, spark = open_application(demo.flows(), context.target, log=log, on_step=callbacks.step)
@@ -163,25 +162,24 @@ def delete_demo_data(home: Path) -> None:
 
 
 def _target(folder: Path, running: RunningParts, stack: LocalStack, spark: Mapping[str, str]) -> Target:
-    databases = {"postgres": postgres.database, "mariadb": mariadb.database}
     url = running.addresses.get("connect")
     return Target(
         name="demo",
         lake=str(folder / "lake"),
         checkpoints=str(folder / "checkpoints"),
         kafka={"bootstrap.servers": running.bootstrap},
-        databases={part: databases[part](stack.files(part)) for part in running.addresses if part in databases},
-        connect=KafkaConnect(url, secrets=secrets_folder(stack.files("connect"))) if url else None,
+        databases={part: database for part in running.addresses if (database := stack.database(part))},
+        connect=stack.connect(url) if url else None,
         # A model replays every batch since the first, so Spark must not delete entries of the offset log.
         spark={"spark.sql.streaming.minBatchesToRetain": "1000000", **spark},
     )
 
 
 @contextmanager
-def _serve_page(bootstrap: str, *, port: int, log: Path) -> Iterator[str]:
+def _serve_page(name: str, bootstrap: str, *, port: int, log: Path) -> Iterator[str]:
     """Serve the live page while the block runs, in a process of its own, and yield its address."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "headrace.serve", "--bootstrap", bootstrap, "--port", str(port)]
+    command = [sys.executable, "-m", "headrace.serve", "--page", name, "--bootstrap", bootstrap, "--port", str(port)]
     with log.open("ab") as errors:
         # A separate session: Ctrl-C in the terminal stops the flows first and the page last.
         server = subprocess.Popen(  # noqa: S603 - our own module, no external input
@@ -197,7 +195,7 @@ def _serve_page(bootstrap: str, *, port: int, log: Path) -> Iterator[str]:
         if not line:
             raise StackError(
                 "The live page does not start.",
-                why=f"Its server ended with code {server.wait()}; {log} has its last words.",
+                why=f"Its server ended with code {server.wait()}; {log} contains its last output.",
                 state="The data is not touched.",
                 remedy="Run `headrace doctor`. The extra `serve` has to be installed: pip install 'headrace[serve]'.",
                 code="HR-420",

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
@@ -15,16 +15,15 @@ from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import string_literal
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
-from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
-from headrace.demos.protocol import DemoContext, DemoSettings
-from headrace.demos.records_demo import PARTITIONS, RecordsDemo
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import PARTITIONS, PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.sales import flows as pattern, model
-from headrace.patterns.sales.generator import generator
+from headrace.patterns.sales.generator import SalesGenerator
 from headrace.patterns.window_model import WindowFlow, WindowOutcome, replay
 
 # Twice the usual share: a demo of a minute has few batches in which a sale can be late.
@@ -50,7 +49,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
             rolling = [asdict(row) for row in model.newest_rolling(outcome.batches)]
             path = settings.rolling_table
             comparison.add(f"delta:{path}", rolling, table_rows(spark, "delta", target.table(path)))
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.bad, outcome.late))
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
     return comparison
 
 
@@ -93,7 +92,7 @@ def replay_model(
 
 
 def expected_gold(outcome: WindowOutcome[model.CategorySales], settings: pattern.SalesSettings) -> list[model.GoldRow]:
-    """Return the rows that the gold table must hold after a run."""
+    """Return the expected rows of the gold table after a run."""
     grains = {grain: Duration.parse(grain).ms for grain in settings.grains}
     return model.gold(model.newest(outcome.batches), grains)
 
@@ -133,7 +132,7 @@ def sum_mismatches(rows: Iterable[Row], grains: Sequence[str]) -> list[str]:
             total, sum_of_parts = (_sum(amounts[key]) if key in amounts else None for amounts in (sums[long], parts))
             if total != sum_of_parts:
                 mismatches.append(
-                    f"{long} of {key[1]} at {key[0]} holds {total}, and its windows of {short} {sum_of_parts}"
+                    f"{long} of {key[1]} at {key[0]} has {total}, but its windows of {short} have {sum_of_parts}"
                 )
     return mismatches
 
@@ -178,17 +177,12 @@ class SalesDemo(RecordsDemo):
     """Real-time aggregates with their usual settings, and batches small enough to watch."""
 
     title: str = "Real-time aggregates: sales by 5 minutes, hour and day that add up, and rolling revenue"
+    pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: SalesGenerator()
+    late_share: float = _LATE_SHARE
     settings: pattern.SalesSettings = field(
         default_factory=lambda: pattern.SalesSettings(trigger=Every("5 seconds"), max_offsets=_MAX_BATCH_RECORDS)
     )
-
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return live sales."""
-        return generator(rate=settings.rate, late=_LATE_SHARE, duplicates=0.01, malformed=0.005, seed=settings.seed)
-
-    def flows(self) -> Sequence[Flow]:
-        """Return category sales and rolling revenue."""
-        return pattern.flows(self.settings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return a line per category with its newest day."""

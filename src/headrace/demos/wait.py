@@ -36,7 +36,7 @@ class OffsetWaiter:
         while True:
             deadline = time.monotonic() + seconds
             self._committed.clear()
-            remaining = {flow: self._unreached(flow, offsets) for flow, offsets in offsets_by_flow.items()}
+            remaining = {flow: self._pending_offsets(flow, offsets) for flow, offsets in offsets_by_flow.items()}
             remaining = {
                 flow: offsets
                 for flow, offsets in remaining.items()
@@ -48,7 +48,7 @@ class OffsetWaiter:
                 if time.monotonic() > deadline or any(stop.is_set() for stop in stop_events):
                     return remaining
 
-    def _unreached(self, flow: str, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+    def _pending_offsets(self, flow: str, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
         checkpoint = Checkpoint.of(flow, self._target, self._spark)
         reached = committed_offsets(checkpoint)
         return {partition: offset for partition, offset in offsets.items() if reached.get(partition, 0) < offset}

@@ -43,7 +43,7 @@ class HealthCheck:
     remedy: str = ""
 
 
-def examine(home: Path) -> list[HealthCheck]:
+def run_health_checks(home: Path) -> list[HealthCheck]:
     """Run all checks, in the order in which a run needs them. Does not raise for failed checks."""
     return [_python(), _java(), _jars(), _postgres(), _mariadb(), _folder(home), _disk(home), _memory(), *_ports(home)]
 

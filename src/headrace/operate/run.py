@@ -113,10 +113,10 @@ def preflight(flows: Sequence[Flow], target: Target) -> None:
             input_.source.preflight(target)
         flow.sink.preflight(target)
     if is_local(target.checkpoints):
-        require_starts(flows, target)
+        require_valid_start_offsets(flows, target)
 
 
-def require_starts(flows: Sequence[Flow], target: Target, spark: SparkSession | None = None) -> None:
+def require_valid_start_offsets(flows: Sequence[Flow], target: Target, spark: SparkSession | None = None) -> None:
     """Raise for a new flow whose sources cannot start where declared; others continue from their checkpoint."""
     for flow in flows:
         if not Checkpoint.of(flow.name, target, spark).planned_batches():
@@ -207,7 +207,7 @@ def open_application(
     spark = open_session(target, jars, log=log)
     if not is_local(target.checkpoints):
         # Remote checkpoints can be read only with Spark.
-        require_starts(flows, target, spark)
+        require_valid_start_offsets(flows, target, spark)
     return Application(spark, target, flows, backoff=backoff), spark
 
 

@@ -1,7 +1,7 @@
-"""What a record of a topic is by a pattern's schema, in plain Python: the fields that it holds, or why it is bad.
+"""Parse a record by a pattern's schema, in plain Python: return its fields, or the reason why it is invalid.
 
-Every model judges records with this, so that what Spark counts, files and drops is worked out without Spark. All times
-are whole milliseconds since the epoch, UTC, unless a name says microseconds.
+Every model parses records with this module, so that the expected counts, quarantine and output are computed without
+Spark. All times are whole milliseconds since the epoch, UTC, unless a name says microseconds.
 """
 
 import json
@@ -39,7 +39,7 @@ class ConsumedRecord:
 
 @dataclass(frozen=True, slots=True)
 class InvalidRecord:
-    """A record that no flow may count, and the first reason for it."""
+    """An invalid record, and the first reason that applies."""
 
     partition: int
     offset: int
@@ -48,7 +48,7 @@ class InvalidRecord:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A valid record: where it lies, and its event time. Times finer than a microsecond are cut off, as in Spark.
+    """A valid record: its Kafka position and its event time. Times finer than a microsecond are cut off, as in Spark.
 
     A pattern adds the fields of the payload that its flows need, under their names.
     """
@@ -132,13 +132,13 @@ class Field:
 
 @dataclass(frozen=True)
 class RecordSchema:
-    """What records of a topic hold.
+    """The fields of the records of a topic.
 
     | field        | default | meaning                                                                               |
     |--------------|---------|---------------------------------------------------------------------------------------|
     | fields       |         | those of the payload                                                                  |
     | time         |         | which of them is the event time, or None                                              |
-    | key_required | no      | whether a record without a key is bad                                                 |
+    | key_required | no      | whether a record without a key is invalid                                             |
     | ahead_ms     | 1 hour  | how far an event time may be ahead of the broker's clock                              |
     """
 
@@ -147,8 +147,8 @@ class RecordSchema:
     key_required: bool = False
     ahead_ms: int = HOUR_MS
 
-    def judge(self, record: ConsumedRecord) -> Fields | InvalidRecord:
-        """Return the values of a record's fields, or that it is bad for the first reason that holds."""
+    def parse(self, record: ConsumedRecord) -> Fields | InvalidRecord:
+        """Return the values of a record's fields, or an InvalidRecord with the first reason that applies."""
         values = _json_object(record.value)
         reason = self._reason(record, values)
         if reason is not None:
@@ -159,9 +159,9 @@ class RecordSchema:
             for field in self.fields
         }
 
-    def read(self, record: ConsumedRecord, event: type[E]) -> E | InvalidRecord:
-        """Return a record as an event of this class, or that it is bad for the first reason that holds."""
-        values = self.judge(record)
+    def parse_event(self, record: ConsumedRecord, event: type[E]) -> E | InvalidRecord:
+        """Return a record as an event of this class, or an InvalidRecord with the first reason that applies."""
+        values = self.parse(record)
         if isinstance(values, InvalidRecord):
             return values
         event_time_us = cast("int", values[str(self.time)])

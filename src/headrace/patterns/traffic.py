@@ -1,11 +1,11 @@
-"""Records as producers send them: mostly in order, sometimes late, twice or broken. What every generator shares.
+"""Generate records as producers send them: mostly in order, sometimes late, duplicate or malformed.
 
-A stream is a simulation, and a pure function of its settings and its first moment: the same two give the same
-records, byte for byte. Nothing here reads a clock or a network; `headrace.demos.feeder` paces and sends.
+A stream is a pure function of its settings and its start time: equal settings and times give the same records, byte
+for byte. No generator reads a clock or a network; `headrace.demos.feeder` paces and sends.
 
-- Records arrive at a steady `rate`. What each says is the pattern's own matter: its `Simulation`.
-- A `late` record lies far behind the others. A `duplicate` is a recent record again. `malformed` records go through all
-  kinds of the pattern in turn.
+- Records arrive at a steady `rate`. The `Simulation` of a pattern decides what they contain.
+- A `late` record is far behind the others. A `duplicate` repeats a recent record. `malformed` records cycle through all
+  kinds of the pattern.
 """
 
 import json
@@ -26,12 +26,12 @@ from headrace.patterns.records import MINUTE_MS
 _REMEMBERED = 512  # records that a duplicate is drawn from
 _OVERSIZED_BYTES = 5 * 1024 * 1024
 
-# What is made of a good event, as JSON, to break it.
+# Makes an invalid value of the JSON of a valid event.
 Corruption = Callable[[str], bytes | None]
 
 
 class GeneratedRecord(NamedTuple):
-    """What goes to Kafka, and what the generator knows about it."""
+    """A record for Kafka, with its kind and its times."""
 
     key: bytes | None
     value: bytes | None
@@ -40,44 +40,44 @@ class GeneratedRecord(NamedTuple):
     arrival_ms: int
     """When the record reaches the topic: the time to send it at, and its message timestamp."""
     kind: str
-    """The pattern's own name of a good record, `late`, `duplicate`, `oversized` or the way that it is broken."""
+    """The pattern's name of a valid record, or `late`, `duplicate`, `oversized`, or the kind of corruption."""
     topic: str | None = None
-    """Where it goes; None is the generator's topic."""
+    """Its topic; None is the generator's topic."""
 
 
 class GeneratedEvent(NamedTuple):
-    """One good event: the key of its record, its JSON and its event time."""
+    """One valid event: the key of its record, its JSON and its event time."""
 
     key: bytes
     text: str
     event_ms: int
     kind: str | None = None
-    """What its record is counted as; None is the simulation's kind."""
+    """The kind of its record; None is the simulation's kind."""
     topic: str | None = None
-    """Where its record goes; None is the generator's topic."""
+    """The topic of its record; None is the generator's topic."""
 
 
 class Simulation(Protocol):
-    """One stream of a pattern, from its first moment on: makes one event at a time, never goes back."""
+    """One stream of a pattern, from its start time on: makes one event at a time, in order."""
 
     kind: str
-    """What a good record is counted as."""
+    """The kind of a valid record."""
 
     def __init__(self, settings: Any, start_ms: int) -> None:
-        """Begin a stream at its first moment. The settings are the pattern's own."""
+        """Start a stream. The settings are those of the pattern."""
 
     @property
     def random(self) -> Callable[[], float]:
-        """Draw from the stream's own luck."""
+        """Draw from the generator of random numbers of the stream."""
 
     def event(self, now: int) -> GeneratedEvent:
-        """Return the next event that arrives in time."""
+        """Return the next event that arrives on time."""
 
     def late(self, now: int) -> GeneratedEvent:
-        """Return an event that arrives far behind its time."""
+        """Return an event that arrives late."""
 
-    def alone(self, now: int) -> GeneratedEvent:
-        """Return an event that no other one refers to, of this moment: it is broken, or made too large."""
+    def standalone_event(self, now: int) -> GeneratedEvent:
+        """Return an event of this moment to which no other event refers: it is corrupted, or made too large."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Traffic:
     | setting    | means                                                                  |
     |------------|------------------------------------------------------------------------|
     | rate       | records per second, all kinds together                                 |
-    | late       | share of records that lie far behind, from 0 to 1                      |
+    | late       | share of late records, from 0 to 1                                     |
     | duplicates | share of records that repeat a recent one                              |
-    | malformed  | share of records that no flow may count                                |
+    | malformed  | share of invalid records                                               |
     | seed       | another seed, another stream                                           |
     | oversized  | make the first record one of 5 MB (it compresses well: topics take it) |
     """
@@ -104,17 +104,19 @@ class Traffic:
     oversized: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no stream can be."""
+        """Raise HR-121 for an impossible rate or share."""
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise self.refused(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
+            raise self.invalid_settings(f"rate is {self.rate}", "A stream needs more than 0 records per second.")
         shares = {"late": self.late, "duplicates": self.duplicates, "malformed": self.malformed}
         for name, share in shares.items():
             if not 0 <= share <= 1:
-                raise self.refused(f"{name} is {share}", "A share lies between 0 and 1.")
+                raise self.invalid_settings(f"{name} is {share}", "A share is between 0 and 1.")
         if sum(shares.values()) > 1:
-            raise self.refused(f"{' + '.join(shares)} is {sum(shares.values()):g}", "Together they are a share too.")
+            raise self.invalid_settings(
+                f"{' + '.join(shares)} is {sum(shares.values()):g}", "Their sum must not exceed 1."
+            )
 
-    def refused(self, what: str, why: str) -> ConfigError:
+    def invalid_settings(self, what: str, why: str) -> ConfigError:
         """Return the error for settings that no stream can have."""
         return ConfigError(
             f"{self.pattern.capitalize()} cannot be generated: {what}.",
@@ -124,14 +126,16 @@ class Traffic:
             code="HR-121",
         )
 
-    def luck(self, start_ms: int) -> random.Random:
+    def random_generator(self, start_ms: int) -> random.Random:
         """Return where a stream draws from. Realistic, not secret."""
         return random.Random(f"{self.seed}/{start_ms}")  # noqa: S311
 
     def milliseconds(self, moment: datetime) -> int:
         """Return a moment as the simulation counts time."""
         if moment.tzinfo is None:
-            raise self.refused(f"{moment.isoformat()} has no time zone", "A moment without a zone is ambiguous.")
+            raise self.invalid_settings(
+                f"{moment.isoformat()} has no time zone", "A moment without a zone is ambiguous."
+            )
         return int(moment.timestamp() * 1000)
 
 
@@ -139,12 +143,12 @@ class Traffic:
 class TrafficGenerator:
     """Streams of one pattern. Holds no state: every call of `events` starts a simulation of its own.
 
-    A pattern declares its topic, its settings, its simulation and the ways in which its records are `broken`, by name.
+    A pattern declares its topic, its settings, its simulation and its `corruptions`, by name.
     """
 
     settings: Traffic
     simulation: ClassVar[type[Simulation]]
-    broken: ClassVar[Mapping[str, Corruption]]
+    corruptions: ClassVar[Mapping[str, Corruption]]
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
@@ -155,24 +159,24 @@ class TrafficGenerator:
         start = traffic.milliseconds(from_)
         numbers = count() if until is None else range(int((traffic.milliseconds(until) - start) * traffic.rate / 1000))
         simulation = self.simulation(traffic, start)
-        draw, kinds = simulation.random, cycle(self.broken)
+        draw, kinds = simulation.random, cycle(self.corruptions)
         repeated = traffic.malformed + traffic.duplicates
         special = repeated + traffic.late
         step_ms = 1000 / traffic.rate
         recent: deque[GeneratedRecord] = deque(maxlen=_REMEMBERED)
         for number in numbers:
             now = start + int(number * step_ms)
-            luck = draw()
+            chance = draw()
             if traffic.oversized and number == 0:
-                record = _oversized(simulation.alone(now), now)
-            elif luck >= special:
+                record = _oversized(simulation.standalone_event(now), now)
+            elif chance >= special:
                 event = simulation.event(now)
                 record = _record(event, now, event.kind or simulation.kind)
                 recent.append(record)
-            elif luck < traffic.malformed:
+            elif chance < traffic.malformed:
                 kind = next(kinds)
-                record = _broken(simulation.alone(now), now, kind, self.broken[kind])
-            elif luck < repeated and recent:
+                record = _malformed_record(simulation.standalone_event(now), now, kind, self.corruptions[kind])
+            elif chance < repeated and recent:
                 record = recent[int(draw() * len(recent))]._replace(arrival_ms=now, kind="duplicate")
             else:
                 record = _record(simulation.late(now), now, "late")
@@ -190,7 +194,7 @@ def _record(event: GeneratedEvent, now: int, kind: str) -> GeneratedRecord:
     return GeneratedRecord(event.key, event.text.encode(), event.event_ms, now, kind, event.topic)
 
 
-def _broken(event: GeneratedEvent, now: int, kind: str, how: Corruption) -> GeneratedRecord:
+def _malformed_record(event: GeneratedEvent, now: int, kind: str, how: Corruption) -> GeneratedRecord:
     return GeneratedRecord(None if kind == "null_key" else event.key, how(event.text), None, now, kind, event.topic)
 
 
@@ -200,13 +204,13 @@ def _oversized(event: GeneratedEvent, now: int) -> GeneratedRecord:
 
 
 class DelayedSimulation(ABC):
-    """A stream whose events lie seconds behind their arrival, now and then minutes; late ones up to an hour.
+    """A stream whose events arrive seconds late, sometimes minutes; late ones up to an hour.
 
     It goes from its first moment on, makes one event at a time, and never goes back.
     """
 
     def __init__(self, settings: Traffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
+        rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._delays = [network_delay_ms(rng) for _ in range(4096)]
 
@@ -215,64 +219,64 @@ class DelayedSimulation(ABC):
         """Return an event of this time."""
 
     def event(self, now: int) -> GeneratedEvent:
-        """Return the next event that arrives in time."""
+        """Return the next event that arrives on time."""
         return self.event_at(now - self._delays[self._bits(12)])
 
     def late(self, now: int) -> GeneratedEvent:
         """Return an event that arrives 20 to 60 minutes behind its time."""
         return self.event_at(now - int((20 + 40 * self.random()) * MINUTE_MS))
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> GeneratedEvent:
         """Return an event of this moment."""
         return self.event_at(now)
 
 
 def network_delay_ms(rng: random.Random) -> int:
     """Draw how long a phone takes to deliver an event: seconds, now and then minutes."""
-    luck = rng.random()
-    if luck < 0.85:
+    chance = rng.random()
+    if chance < 0.85:
         return int(100 + 2_900 * rng.random())
-    return int(3_000 + (42_000 if luck < 0.98 else 237_000) * rng.random())
+    return int(3_000 + (42_000 if chance < 0.98 else 237_000) * rng.random())
 
 
 @lru_cache(maxsize=8192)  # an hour of lateness, and then some
-def _second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def iso(event_ms: int) -> str:
     """Return a time as the events write it: `2026-11-16T05:10:00.000Z`."""
     seconds, millis = divmod(event_ms, 1000)
-    return f"{_second(seconds)}.{millis:03d}Z"
+    return f"{_format_second(seconds)}.{millis:03d}Z"
 
 
-def with_(**changes: object) -> Corruption:
+def set_fields(**changes: object) -> Corruption:
     """Return what gives fields of an event other values."""
-    return lambda event: _dumped({**json.loads(event), **changes})
+    return lambda event: _to_json({**json.loads(event), **changes})
 
 
-def without(field: str) -> Corruption:
+def remove_field(field: str) -> Corruption:
     """Return what takes a field from an event."""
-    return lambda event: _dumped({name: value for name, value in json.loads(event).items() if name != field})
+    return lambda event: _to_json({name: value for name, value in json.loads(event).items() if name != field})
 
 
-def _dumped(fields: dict[str, object]) -> bytes:
+def _to_json(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def broken_anywhere(text_field: str, time_field: str) -> dict[str, Corruption]:
+def common_corruptions(text_field: str, time_field: str) -> dict[str, Corruption]:
     """Return the ways in which a record of any pattern goes wrong, by name."""
     opening = f'"{text_field}":"'.encode()
     return {
         "truncated": lambda event: event[: len(event) * 2 // 3].encode(),
-        "time_a_number": with_(**{time_field: 12345}),
-        "time_not_iso": with_(**{time_field: "yesterday"}),
-        f"no_{time_field}": without(time_field),
+        "time_a_number": set_fields(**{time_field: 12345}),
+        "time_not_iso": set_fields(**{time_field: "yesterday"}),
+        f"no_{time_field}": remove_field(time_field),
         "tombstone": lambda _: None,
         "empty": lambda _: b"",
         "array": lambda event: f"[{event}]".encode(),
         "json_null": lambda _: b"null",
         "number": lambda _: b"42",
-        "far_future": with_(**{time_field: "2099-12-31T23:59:59.000Z"}),
+        "far_future": set_fields(**{time_field: "2099-12-31T23:59:59.000Z"}),
         "not_utf8": lambda event: event.encode().replace(opening, opening + b"\xff\xfe", 1),
     }

@@ -1,18 +1,18 @@
-"""The right answer of a flow that groups events by windows and a key, in plain Python, batch by batch.
+"""The expected output of a flow that groups events by windows and a key, in plain Python, batch by batch.
 
-A model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. A replay
+A model gets the records of Kafka and the offsets of the batches, and nothing else from the system under test. A replay
 takes these steps for batch N:
 
-1. Take the records between the batch's offsets, and judge each: an event, or an `InvalidRecord` with the first reason.
+1. Take the records between the batch's offsets, and parse each: an event, or an `InvalidRecord` with the first reason.
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. Keep the events that the flow counts, and put each into its windows, aligned to the epoch.
 4. An event is late for a window that ends at or before W[N-1]: counted, and dropped there. (Spark filters with the
    watermark of the batch before, and evicts with the one of this batch. W[-1] is 0.)
 5. Add it to the groups of its other windows and its key.
-6. Update mode puts out every group that step 5 touched. Append mode puts out every group whose window ends at or
-   before W[N]. Both then forget the groups whose window ends at or before W[N].
-7. W[N+1] is the highest event time of the batch's events, also of those that step 3 left out, less the delay, or W[N]
-   if that is higher. Bad records never count.
+6. Update mode emits every group that step 5 changed. Append mode emits every group whose window ends at or before
+   W[N]. Both then evict the groups whose window ends at or before W[N].
+7. W[N+1] is the highest event time of the batch's events, including those that step 3 removed, less the delay, or W[N]
+   if that is higher. Invalid records never count.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,17 +36,17 @@ class WindowFlow(Generic[E, Row]):
     |-----------|--------------------------------------------------------------------------------------------------|
     | window_ms | the length of a window                                                                           |
     | delay_ms  | the delay of the watermark                                                                       |
-    | judge     | says of a record what it is                                                                      |
+    | parse     | returns the event of a record, or the first reason why it is invalid                             |
     | counts    | whether an event is counted                                                                      |
-    | key       | what a group has in common besides its window                                                    |
+    | key       | the key of an event's group                                                                      |
     | row       | makes the row of a group, of the window's start and end, the key and the events                  |
-    | append    | whether a window is put out once, when it closes; otherwise whenever it changes                  |
+    | append    | whether a window is emitted once, when it closes; otherwise whenever it changes                  |
     | slide_ms  | the distance of two windows; None is their length                                                |
     """
 
     window_ms: int
     delay_ms: int
-    judge: Callable[[ConsumedRecord], E | InvalidRecord]
+    parse: Callable[[ConsumedRecord], E | InvalidRecord]
     counts: Callable[[E], bool]
     key: Callable[[E], str]
     row: Callable[[int, int, str, Sequence[E]], Row]
@@ -62,16 +62,16 @@ class WindowFlow(Generic[E, Row]):
 
 @dataclass(frozen=True)
 class WindowOutcome(Generic[Row]):
-    """What a flow must have done; every list but `bad` and `open` has one entry per batch."""
+    """The expected result of a flow; every list but `invalid` and `open` has one entry per batch."""
 
     batches: list[list[Row]]
-    """The rows put out, by window and key."""
+    """The emitted rows, by window and key."""
     late_at: list[list[tuple[int, int]]]
-    """Where the late rows lie, as (partition, offset), once for each window that they missed."""
+    """The (partition, offset) of the late rows, once for each window that they missed."""
     watermarks: list[int]
     """W[N], the `batchWatermarkMs` of Spark's offset log."""
-    bad: list[InvalidRecord]
-    """Every bad record, in the order of the batches."""
+    invalid: list[InvalidRecord]
+    """Every invalid record, in the order of the batches."""
     open: list[Row]
     """The groups that are still in the state after the last batch."""
 
@@ -94,15 +94,15 @@ def replay(
         return [flow.row(start, start + flow.window_ms, key, groups[start, key]) for start, key in sorted(keys)]
 
     for batch in batches:
-        # 1. the records, judged
-        judged = [flow.judge(record) for record in batch_records(log, batch)]
-        events = [event for event in judged if not isinstance(event, InvalidRecord)]
-        outcome.bad.extend(bad for bad in judged if isinstance(bad, InvalidRecord))
+        # 1. the records, parsed
+        parsed = [flow.parse(record) for record in batch_records(log, batch)]
+        events = [event for event in parsed if not isinstance(event, InvalidRecord)]
+        outcome.invalid.extend(event for event in parsed if isinstance(event, InvalidRecord))
 
         # 2. the watermark in force
         outcome.watermarks.append(watermark)
 
-        # 3.-5. into windows, late ones apart
+        # 3.-5. windows and late rows
         late: list[tuple[int, int]] = []
         touched: set[tuple[int, str]] = set()
         for event in filter(flow.counts, events):
@@ -115,7 +115,7 @@ def replay(
                 touched.add(group)
         outcome.late_at.append(late)
 
-        # 6. put out, then forget
+        # 6. emit, then evict
         closed = {group for group in groups if group[0] + flow.window_ms <= watermark}
         outcome.batches.append(rows(closed if flow.append else touched))
         for group in closed:
@@ -130,6 +130,6 @@ def replay(
 
 
 def batch_records(log: Mapping[tuple[int, int], ConsumedRecord], batch: BatchOffsets) -> list[ConsumedRecord]:
-    """Return the records of a batch, by partition and offset. Offsets that hold none are passed over."""
+    """Return the records of a batch, by partition and offset. Offsets without a record are skipped."""
     offsets = ((partition, n) for partition, span in sorted(batch.items()) for n in range(*span))
     return [log[at] for at in offsets if at in log]

@@ -70,7 +70,7 @@ class ConnectSettings(_Strict):
     passwords: dict[str, Annotated[str, Field(pattern=r"^\$\{.+\}$")]] = Field(
         default_factory=dict,
         description="By database: a reference that its workers resolve with their own provider, such as "
-        "${vault:shop:password}. It is handed on as it is.",
+        "${vault:shop:password}. Passed unchanged.",
     )
 
 
@@ -86,7 +86,7 @@ class ServiceSettings(_Strict):
 
 
 class LeaseSettings(_Strict):
-    """What keeps a second driver away from a checkpoint."""
+    """How Headrace excludes a second driver from a checkpoint."""
 
     kind: Literal["lock", "record"] | None = Field(
         None,
@@ -122,7 +122,8 @@ class TargetSettings(_Strict):
         default_factory=dict, description="Receivers of rows over HTTP, by name, for the sink `Rest`."
     )
     lease: LeaseSettings = Field(
-        default_factory=lambda: LeaseSettings.model_validate({}), description="How a checkpoint is kept to one driver."
+        default_factory=lambda: LeaseSettings.model_validate({}),
+        description="How a checkpoint is limited to one driver.",
     )
 
 
@@ -131,7 +132,7 @@ class ProjectSettings(_Strict):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", description="The name of the project.")]
     flows: list[str] = Field(
-        default_factory=lambda: ["flows.py"], description="Python files, relative to headrace.yml, that hold flows."
+        default_factory=lambda: ["flows.py"], description="Python files, relative to headrace.yml, that declare flows."
     )
     default_target: str = Field("dev", description="The target that is used when none is named.")
     targets: dict[str, TargetSettings] = Field(

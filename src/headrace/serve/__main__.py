@@ -1,4 +1,4 @@
-"""Serve the live page: `python -m headrace.serve --bootstrap HOST:PORT`.
+"""Serve the live page of a pattern: `python -m headrace.serve --bootstrap HOST:PORT`.
 
 One line of JSON, `{"url": ...}`, appears on standard output once the page can be opened; everything
 else goes to standard error. The process ends, cleanly and within seconds, on SIGTERM, on SIGINT and
@@ -16,35 +16,34 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from headrace.clients.topic_feed import TopicFeed
 from headrace.errors import HeadraceError
-from headrace.serve.cities.app import create_app
-from headrace.serve.cities.board import DEFAULT_HISTORY, MAX_HISTORY, CityBoard
-from headrace.serve.cities.feed import Feed, FeedTopics
+from headrace.patterns.page import Page, int_in_range
+from headrace.serve.app import create_app
 from headrace.serve.guard import LOOPBACK_NAMES
 from headrace.serve.listen import PageServer, bind_port, page_url
+from headrace.serve.pages import find_page, page_names
 
 log = logging.getLogger("headrace.serve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server until it is asked to stop, and return the exit code."""
-    options = _parser().parse_args(argv)
+    page_class, options = _parse(argv)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        return _serve(options)
+        return _serve(page_class.from_options(options), options)
     except HeadraceError as problem:
         sys.stderr.write(f"{problem}\n")
         return 1
 
 
-def _serve(options: argparse.Namespace) -> int:
-    board = CityBoard(history=options.history)
-    feed = Feed(board, options.bootstrap, topics=FeedTopics(options.metrics_topic, options.surge_topic))
+def _serve(page: Page, options: argparse.Namespace) -> int:
+    feed = TopicFeed(options.bootstrap, page.topics, page.apply)
     if options.host not in LOOPBACK_NAMES:
         log.warning("The page listens on %s and has no login: whoever reaches it can read it.", options.host)
-    app = create_app(
-        board, feed_status=lambda: feed.status, allowed_hosts=(*LOOPBACK_NAMES, options.host, *options.allow_host)
-    )
+    allowed_hosts = (*LOOPBACK_NAMES, options.host, *options.allow_host)
+    app = create_app(page, feed_status=lambda: feed.status, allowed_hosts=allowed_hosts)
     listener = bind_port(options.host, options.port)
 
     def announce() -> None:
@@ -86,17 +85,22 @@ def _on_process_end(pid: int, callback: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _parser() -> argparse.ArgumentParser:
-    topics = FeedTopics()
+def _parse(argv: Sequence[str] | None) -> tuple[type[Page], argparse.Namespace]:
+    """Return the page that is asked for, and all options: which these are depends on the page."""
+    names = page_names()
+    choice = argparse.ArgumentParser(add_help=False)
+    choice.add_argument("--page", choices=names, default=names[0], help="the pattern whose page is served")
+    page_class = find_page(choice.parse_known_args(argv)[0].page)
     parser = argparse.ArgumentParser(
         prog="python -m headrace.serve",
-        description="Serve the live page of ride analytics, and its API.",
+        description=f"Serve a live page, and its API: {page_class.title}",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        parents=[choice],
     )
     add = parser.add_argument
     add("--bootstrap", required=True, metavar="HOST:PORT", help="a Kafka broker; several with commas")
     add("--host", default="127.0.0.1", help="address to listen on; the page has no login")
-    add("--port", type=_number(0, 65535), default=8080, help="port, or the next free one above; 0 is any")
+    add("--port", type=int_in_range(0, 65535), default=8080, help="port, or the next free one above; 0 is any")
     add(
         "--allow-host",
         action="append",
@@ -104,23 +108,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="additional accepted Host name (may be repeated)",
     )
-    add("--history", type=_number(1, MAX_HISTORY), default=DEFAULT_HISTORY, help="windows kept per city")
-    add("--metrics-topic", default=topics.metrics, help="topic of the ride metrics")
-    add("--surge-topic", default=topics.surge, help="topic of the surge readings")
-    add("--parent-pid", type=_number(1, 2**31 - 1), default=None, help="stop when this process ends")
-    return parser
-
-
-def _number(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            msg = f"{value} does not lie between {low} and {high}"
-            raise argparse.ArgumentTypeError(msg)
-        return value
-
-    parse.__name__ = "number"
-    return parse
+    add("--parent-pid", type=int_in_range(1, 2**31 - 1), default=None, help="stop when this process ends")
+    page_class.add_options(parser)
+    return page_class, parser.parse_args(argv)
 
 
 if __name__ == "__main__":

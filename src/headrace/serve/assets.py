@@ -1,4 +1,4 @@
-"""The static files of the page, kept in memory.
+"""The static files of the page, served from memory.
 
 They are few and small, so they are read and compressed once. Only files that exist at the start are
 served: a path from a request never reaches the file system. URLs contain a digest of all files, so
@@ -57,13 +57,13 @@ class Asset:
 
 
 class Assets:
-    """All files of `headrace/serve/console`."""
+    """All files of `headrace/serve/console`, and those of the folder `console` of a page's package."""
 
-    def __init__(self) -> None:
-        folder = resources.files("headrace.serve") / "console"
+    def __init__(self, page_package: str) -> None:
         files = {
             entry.name: entry.read_bytes()
-            for entry in folder.iterdir()
+            for package in ("headrace.serve", page_package)
+            for entry in (resources.files(package) / "console").iterdir()
             if "." + entry.name.rpartition(".")[2] in _MEDIA_TYPES
         }
         everything = hashlib.sha256(b"".join(name.encode() + files[name] for name in sorted(files)))

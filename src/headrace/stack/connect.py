@@ -82,10 +82,10 @@ class ConnectPart:
     """Kafka Connect as a part of the local stack."""
 
     name: str = "connect"
-    confs: tuple[str, ...] = ("connect", *PLUGINS)
-    needs: tuple[str, ...] = ("kafka",)
+    jar_configurations: tuple[str, ...] = ("connect", *PLUGINS)
+    depends_on: tuple[str, ...] = ("kafka",)
     # 8 s on two idle cores; after a kill it waits for the end of its own old session too.
-    patience: float = 120.0
+    startup_timeout_seconds: float = 120.0
     stop_signal: signal.Signals = signal.SIGTERM
     heap: str = "512m"
 
@@ -111,7 +111,7 @@ class ConnectPart:
             f"-Xmx{self.heap}",
             "-XX:+ExitOnOutOfMemoryError",  # a worker that is out of memory still looks healthy
             "-Djava.awt.headless=true",
-            f"-D{files.mark}",
+            f"-D{files.process_marker}",
             f"-Dlog4j2.configurationFile={logging.resolve()}",
             "-cp",
             class_path,

@@ -63,14 +63,14 @@ def fetch_failed(jars: Sequence[str], why: str) -> StackError:
     return StackError(
         f"{len(jars)} jar(s) could not be fetched: {_first(jars)}.",
         why=why,
-        state="Jars that were fetched before are kept; nothing half-made was put in place.",
+        state="Jars that were fetched before stay; no partial file was installed.",
         remedy="Check the network and run `headrace jars sync` again. Behind a mirror, name your Ivy "
         "settings: `export HEADRACE_IVY_SETTINGS=/path/to/ivysettings.xml`.",
         code="HR-403",
     )
 
 
-def unknown(name: str, kind: str, known_names: Iterable[str]) -> StackError:
+def unknown_name(name: str, kind: str, known_names: Iterable[str]) -> StackError:
     """HR-404: a name that is not in the list of jar configurations or parts."""
     names = sorted(known_names)
     return StackError(
@@ -83,7 +83,7 @@ def unknown(name: str, kind: str, known_names: Iterable[str]) -> StackError:
 
 
 def not_writable(path: Path, error: OSError) -> StackError:
-    """HR-405: a folder that should hold state cannot."""
+    """HR-405: the folder for the state is not writable."""
     return StackError(
         f"{path} cannot be written.",
         why=f"The system says: {error.strerror or error}.",
@@ -117,19 +117,19 @@ def no_free_port(part: str, first: int, last: int) -> StackError:
     )
 
 
-def died(part: str, log: Path, lines: Sequence[str]) -> StackError:
+def start_failed(part: str, log: Path, lines: Sequence[str]) -> StackError:
     """HR-408: the process ended before it answered. `lines` are the last of its log."""
     last_lines = "\n    ".join(lines) or "(nothing)"
     return StackError(
         f"{part} died while it was starting.",
         why=f"Its last output, in {log}:\n    {last_lines}\n",
-        state="Its data is kept as it was; no process is left behind.",
+        state="Its data is unchanged; no process is left.",
         remedy=f"Read {log} and run `headrace up` again. `headrace doctor` checks the machine.",
         code="HR-408",
     )
 
 
-def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
+def start_timeout(part: str, address: str, seconds: float, log: Path) -> StackError:
     """HR-409: the process runs but does not answer in time."""
     return StackError(
         f"{part} at {address} did not answer within {seconds:.0f} s.",
@@ -140,7 +140,7 @@ def no_answer(part: str, address: str, seconds: float, log: Path) -> StackError:
     )
 
 
-def will_not_stop(part: str, pid: int) -> StackError:
+def stop_failed(part: str, pid: int) -> StackError:
     """HR-410: not even SIGKILL ended it."""
     return StackError(
         f"{part} (pid {pid}) does not stop.",
@@ -206,7 +206,7 @@ def password_unusable(path: Path, why: str) -> StackError:
     )
 
 
-def other_release(data: Path, found_release: str, our_release: str) -> StackError:
+def version_mismatch(data: Path, found_release: str, our_release: str) -> StackError:
     """HR-415: files that these binaries cannot read."""
     return StackError(
         f"The database in {data} belongs to PostgreSQL {found_release}.",

@@ -1,7 +1,7 @@
 """The jars that Headrace adds to PySpark: download them, and verify them against jars.lock.
 
 `ivy.xml` declares the dependencies, `jars.lock` the resolved jars: one line per jar with size and sha256.
-Only jars of the lock are ever loaded. Versions are resolved in one place, `write_lock`, which a
+Only jars of the lock are ever loaded. Versions are resolved in one place, `resolve_lock`, which a
 developer runs after editing ivy.xml; a user's `sync` asks for locked coordinates and nothing else.
 
     <root>/jars/<conf>/<file>.jar   verified, in use
@@ -74,7 +74,7 @@ class LockedJar:
 
 
 def cache_root() -> Path:
-    """Return where this user's jars lie: HEADRACE_CACHE, else XDG_CACHE_HOME/headrace, else ~/.cache/headrace."""
+    """Return the folder of this user's jars: HEADRACE_CACHE, else XDG_CACHE_HOME/headrace, else ~/.cache/headrace."""
     named = os.environ.get("HEADRACE_CACHE")
     if named:
         return Path(named).expanduser().absolute()
@@ -110,7 +110,7 @@ class JarCache:
         """Return the lock's lines of one configuration; raises HR-404 for one it does not know."""
         jars = tuple(jar for jar in self.lock if jar.conf == conf)
         if not jars:
-            raise errors.unknown(conf, "jar configuration", self.confs)
+            raise errors.unknown_name(conf, "jar configuration", self.confs)
         return jars
 
     def path(self, jar: LockedJar) -> Path:

@@ -89,10 +89,10 @@ class KafkaPart:
     """The broker as a part of the local stack."""
 
     name: str = "kafka"
-    confs: tuple[str, ...] = ("kafka",)
-    needs: tuple[str, ...] = ()
+    jar_configurations: tuple[str, ...] = ("kafka",)
+    depends_on: tuple[str, ...] = ()
     # 3 s on two idle cores; a minute and a half is for a laptop that recovers a large log after a crash.
-    patience: float = 90.0
+    startup_timeout_seconds: float = 90.0
     stop_signal: signal.Signals = signal.SIGTERM
     heap: str = "512m"
 
@@ -112,7 +112,7 @@ class KafkaPart:
             f"-Xmx{self.heap}",
             "-XX:+ExitOnOutOfMemoryError",  # a broker that is out of memory still looks healthy
             "-Djava.awt.headless=true",
-            f"-D{files.mark}",
+            f"-D{files.process_marker}",
             *java,
             "kafka.Kafka",
             str(settings.resolve()),
@@ -158,7 +158,7 @@ def _format(files: PartFiles, java: list[str], chosen_ports: dict[str, int]) -> 
     completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if completed.returncode != 0 or not (forming / "meta.properties").is_file():
         output = (completed.stdout + completed.stderr).splitlines()
-        raise errors.died("The formatting of Kafka's data folder", settings, output[-10:])
+        raise errors.start_failed("The formatting of Kafka's data folder", settings, output[-10:])
     forming.replace(files.data)
     settings.unlink()
 

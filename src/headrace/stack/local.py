@@ -18,18 +18,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from headrace.stack import errors, process
-from headrace.stack.connect import ConnectPart
+from headrace.flow.target import Database, KafkaConnect
+from headrace.stack import errors, mariadb, postgres, process
+from headrace.stack.connect import ConnectPart, secrets_folder
 from headrace.stack.file_lock import file_lock
 from headrace.stack.jars import JarCache, OnProgress
 from headrace.stack.java import find_java
 from headrace.stack.kafka import KafkaPart
 from headrace.stack.mariadb import MariaDbPart
-from headrace.stack.part import Part, PartFiles, StartContext
+from headrace.stack.part import LocalService, PartFiles, StartContext
 from headrace.stack.postgres import PostgresPart
 
 # In start order; parts stop in reverse order.
-PARTS: tuple[Part, ...] = (KafkaPart(), PostgresPart(), MariaDbPart(), ConnectPart())
+PARTS: tuple[LocalService, ...] = (KafkaPart(), PostgresPart(), MariaDbPart(), ConnectPart())
 
 # What `up` starts by default.
 DEFAULT_PARTS = ("kafka",)
@@ -76,7 +77,7 @@ class PartStatus:
 class LocalStack:
     """The parts in one home folder. Several processes may use one home folder concurrently."""
 
-    def __init__(self, home: Path, *, parts: Sequence[Part] = PARTS) -> None:
+    def __init__(self, home: Path, *, parts: Sequence[LocalService] = PARTS) -> None:
         self.folder = home.absolute() / "stack"
         self._parts = {part.name: part for part in parts}
 
@@ -98,7 +99,7 @@ class LocalStack:
         selected = [self._parts[name] for name in self._names(parts)]
         java = find_java()
         jars = JarCache()
-        jars.sync(dict.fromkeys(conf for part in selected for conf in part.confs), on_progress)
+        jars.sync(dict.fromkeys(conf for part in selected for conf in part.jar_configurations), on_progress)
         addresses: dict[str, str] = {}
         adopted: list[str] = []
         on_wait = lambda: on_event("stack", "waiting for another headrace command on this folder")  # noqa: E731
@@ -125,6 +126,15 @@ class LocalStack:
             return ()
         with errors.as_stack_errors(self.folder), file_lock(self.folder / "lock"):
             return self._stop_all(on_event, parts)
+
+    def database(self, part: str) -> Database | None:
+        """Return the connection of a part that is a database, or None for another part."""
+        databases = {"postgres": postgres.database, "mariadb": mariadb.database}
+        return databases[part](self.files(part)) if part in databases else None
+
+    def connect(self, url: str) -> KafkaConnect:
+        """Return Kafka Connect at its address, with the folder of its secrets."""
+        return KafkaConnect(url, secrets=secrets_folder(self.files("connect")))
 
     def wipe(self, on_event: OnEvent = lambda _part, _event: None) -> tuple[str, ...]:
         """Stop every part and delete its folder, data included; return the names of those that had one.
@@ -165,8 +175,8 @@ class LocalStack:
     def _names(self, names: Sequence[str]) -> list[str]:
         for name in names:
             if name not in self._parts:
-                raise errors.unknown(name, "part", self._parts)
-        selected = {*names, *(need for name in names for need in self._parts[name].needs)}
+                raise errors.unknown_name(name, "part", self._parts)
+        selected = {*names, *(need for name in names for need in self._parts[name].depends_on)}
         return [name for name in self._parts if name in selected]
 
     def _find(self, files: PartFiles) -> process.Process | None:
@@ -174,9 +184,9 @@ class LocalStack:
         recorded = process.read_record(files.record)
         if recorded is not None and recorded.is_alive():
             return recorded
-        return process.find_by_mark(files.mark)
+        return process.find_by_marker(files.process_marker)
 
-    def _adopt(self, part: Part, files: PartFiles, on_event: OnEvent) -> bool:
+    def _adopt(self, part: LocalService, files: PartFiles, on_event: OnEvent) -> bool:
         """Take over a healthy process of this part, or clean up an unhealthy one."""
         running = self._find(files)
         if running is not None:
@@ -192,15 +202,15 @@ class LocalStack:
         files.record.unlink(missing_ok=True)
         return False
 
-    def _answers_in_time(self, part: Part, files: PartFiles, running: process.Process) -> bool:
-        deadline = running.started_at + part.patience
+    def _answers_in_time(self, part: LocalService, files: PartFiles, running: process.Process) -> bool:
+        deadline = running.started_at + part.startup_timeout_seconds
         while running.is_alive() and time.time() < deadline:
             if part.healthy(files):
                 return True
             time.sleep(0.1)  # a process gives no event when it becomes healthy
         return False
 
-    def _start(self, part: Part, files: PartFiles, context: StartContext, on_event: OnEvent) -> None:
+    def _start(self, part: LocalService, files: PartFiles, context: StartContext, on_event: OnEvent) -> None:
         """Start a part and wait for its first healthy answer; start again when it lost its port to another."""
         free_bytes = shutil.disk_usage(files.folder).free
         if free_bytes < errors.LEAST_FREE_BYTES:
@@ -222,13 +232,13 @@ class LocalStack:
                 return
             if child.is_alive():
                 self._stop(part, files, child)
-                raise errors.no_answer(part.name, part.address(files), part.patience, files.log)
+                raise errors.start_timeout(part.name, part.address(files), part.startup_timeout_seconds, files.log)
             files.record.unlink(missing_ok=True)
             output = process.tail(files.log, lines=1000, since=log_size)
             if attempt == STARTS or not any(PORT_LOST.search(line) for line in output):
                 # Stack frames are not the cause; the lines between them are.
                 cause = [line for line in output if not line.lstrip().startswith(("at ", "... "))]
-                raise errors.died(part.name, files.log, cause[-12:])
+                raise errors.start_failed(part.name, files.log, cause[-12:])
             on_event(part.name, "its port was taken in the meantime: choosing another")
 
     def _stop_all(self, on_event: OnEvent, parts: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -244,16 +254,16 @@ class LocalStack:
             files.record.unlink(missing_ok=True)
         return tuple(stopped)
 
-    def _stop(self, part: Part, files: PartFiles, running: process.Process) -> None:
+    def _stop(self, part: LocalService, files: PartFiles, running: process.Process) -> None:
         if not running.stop(stop_signal=part.stop_signal):
-            raise errors.will_not_stop(part.name, running.pid)
+            raise errors.stop_failed(part.name, running.pid)
         files.record.unlink(missing_ok=True)
 
     def _finish_wipes(self) -> None:
         for leftover in self.folder.glob("wiping-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def _status(self, part: Part) -> PartStatus:
+    def _status(self, part: LocalService) -> PartStatus:
         files = self.files(part.name)
         running = self._find(files)
         crashed = running is None and files.record.exists()

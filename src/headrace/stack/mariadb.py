@@ -1,7 +1,7 @@
 """A MariaDB server for one machine, with a row-based binlog: for tests of databases with a binlog.
 
 The server is the system's own package: there is no wheel with it. What the package set up on the machine is left alone:
-no file of its settings is read, and everything lies in the part's own folder. On the loopback only, with a password.
+no file of its settings is read, and everything is in the part's own folder. On the loopback only, with a password.
 """
 
 import os
@@ -82,10 +82,10 @@ class MariaDbPart:
     """The database as a part of the local stack."""
 
     name: str = "mariadb"
-    confs: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    jar_configurations: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
     # A second on two idle cores; a minute and a half is for a laptop that recovers after a crash.
-    patience: float = 90.0
+    startup_timeout_seconds: float = 90.0
     stop_signal: signal.Signals = signal.SIGTERM
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
@@ -98,7 +98,7 @@ class MariaDbPart:
         settings = files.folder / "mariadb.cnf"
         settings.write_text(SETTINGS.format(data=files.data.resolve(), port=chosen_ports["mariadb"]))
         # The server refuses options that it does not know. This one is only of use to a replica, and takes any text.
-        return [*user, str(server), f"--defaults-file={settings.resolve()}", f"--report-user={files.mark}"]
+        return [*user, str(server), f"--defaults-file={settings.resolve()}", f"--report-user={files.process_marker}"]
 
     def address(self, files: PartFiles) -> str:
         """Return host and port, or an empty string before the first start."""
@@ -158,12 +158,12 @@ def _create_data_folder(files: PartFiles, server: Path, user: list[str]) -> None
         ]
     )
     if not (forming / "mysql").is_dir():
-        raise errors.died("The creation of MariaDB's data folder", forming, output)
+        raise errors.start_failed("The creation of MariaDB's data folder", forming, output)
     bootstrap = [*user, str(server), "--no-defaults", f"--datadir={forming.resolve()}", "--bootstrap"]
     accounts = "FLUSH PRIVILEGES;\n" + ACCOUNTS.format(password=secret.read_text().strip())
     output = _run_program([*bootstrap, "--innodb-use-native-aio=off"], accounts)
     if not (forming / ROLE).is_dir():
-        raise errors.died("The creation of MariaDB's accounts", forming, output)
+        raise errors.start_failed("The creation of MariaDB's accounts", forming, output)
     (forming / COMPLETE_MARKER).touch()
     forming.replace(files.data)
 

@@ -1,6 +1,6 @@
 """The interface of a local part: what differs between a broker, a database and Kafka Connect.
 
-To add one, write a module with a frozen class that implements `Part`, add its jars to ivy.xml if it has
+To add one, write a module with a frozen class that implements `LocalService`, add its jars to ivy.xml if it has
 any, and list it in `PARTS` of `headrace.stack.local`. `LocalStack` starts, adopts, stops and records parts,
 waits until they are healthy and cleans up after a crash; this is the same for every part.
 """
@@ -39,7 +39,7 @@ class PartFiles:
         return self.folder / "process.json"
 
     @property
-    def mark(self) -> str:
+    def process_marker(self) -> str:
         """The end of a command line argument of every part, by which a process without a record is found."""
         return f"headrace.part={self.folder.resolve()}"
 
@@ -65,7 +65,7 @@ class StartContext:
         return [str(self.java.binary), *shlex.split(os.environ.get("HEADRACE_PARTS_JAVA_OPTS", ""))]
 
 
-class Part(Protocol):
+class LocalService(Protocol):
     """One local part. Instances are stateless: all state is in its files."""
 
     @property
@@ -73,15 +73,15 @@ class Part(Protocol):
         """The name of the part on the command line and of its folder."""
 
     @property
-    def confs(self) -> tuple[str, ...]:
+    def jar_configurations(self) -> tuple[str, ...]:
         """The jar configurations it needs; fetched before `prepare` is called."""
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def depends_on(self) -> tuple[str, ...]:
         """The parts that have to run before it, by name; they are started with it."""
 
     @property
-    def patience(self) -> float:
+    def startup_timeout_seconds(self) -> float:
         """Seconds from the start of the process to its first healthy answer, at the very worst."""
 
     @property
@@ -89,7 +89,7 @@ class Part(Protocol):
         """The signal for a quick graceful shutdown, even while clients are connected."""
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
-        """Choose ports, write settings, make the data folder, and return the command, which contains `files.mark`.
+        """Choose ports, write settings, make the data folder, and return the command with `files.process_marker`.
 
         Called under the lock of the stack, with no process of this part alive. May be called again immediately
         when the process lost a race for its port. Interrupted anywhere, it can be called again.

@@ -74,10 +74,10 @@ class PostgresPart:
     """The database as a part of the local stack."""
 
     name: str = "postgres"
-    confs: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    jar_configurations: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
     # Half a second on two idle cores; a minute and a half is for a laptop that replays a long log after a crash.
-    patience: float = 90.0
+    startup_timeout_seconds: float = 90.0
     # A fast shutdown: connections are closed, their transactions rolled back. SIGTERM would wait for them to end.
     stop_signal: signal.Signals = signal.SIGINT
 
@@ -88,7 +88,7 @@ class PostgresPart:
             _create_cluster(files, folder, user)
         found_release = (files.data / "PG_VERSION").read_text().strip()
         if found_release != RELEASE:
-            raise errors.other_release(files.data, found_release, RELEASE)
+            raise errors.version_mismatch(files.data, found_release, RELEASE)
         read_password(files)
         _end_orphans(files.data)
         chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
@@ -102,7 +102,7 @@ class PostgresPart:
             str(files.data.resolve()),
             f"--config_file={settings.resolve()}",
             f"--hba_file={access.resolve()}",
-            f"--{files.mark}",
+            f"--{files.process_marker}",
         ]
 
     def address(self, files: PartFiles) -> str:
@@ -159,7 +159,7 @@ def _create_cluster(files: PartFiles, folder: Path, user: list[str]) -> None:
     ]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if completed.returncode != 0 or not (forming / "PG_VERSION").is_file():
-        raise errors.died(
+        raise errors.start_failed(
             "The creation of PostgreSQL's data folder",
             forming,
             (completed.stdout + completed.stderr).splitlines()[-10:],
@@ -173,7 +173,7 @@ def _make_database(forming: Path, folder: Path, user: list[str]) -> None:
     command = [*user, str(folder / "postgres"), "--single", "-D", str(forming), "template1"]
     completed = subprocess.run(command, input=f"CREATE DATABASE {ROLE};\n", capture_output=True, text=True, check=False)  # noqa: S603
     if completed.returncode != 0 or "ERROR" in completed.stdout + completed.stderr:
-        raise errors.died(
+        raise errors.start_failed(
             "The creation of PostgreSQL's database", forming, (completed.stdout + completed.stderr).splitlines()[-10:]
         )
 

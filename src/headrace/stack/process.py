@@ -4,7 +4,7 @@ A part runs in its own session: Ctrl-C in the terminal reaches the flows, which 
 that they use. So the parent may end, or be killed, while the child keeps running. It is found by:
 
 1. the record, a small JSON file with pid, start time and command, written in one step after the start;
-2. the mark, an argument in the command that names the folder: it finds a child whose parent was killed
+2. the marker, an argument in the command that names the folder: it finds a child whose parent was killed
    between the start and the record.
 
 A pid alone is not enough: the system reuses pids. Nothing here depends on what the child does.
@@ -104,8 +104,8 @@ def start(command: Sequence[str], *, log: Path, record: Path) -> Process:
     return process
 
 
-def find_by_mark(mark: str) -> Process | None:
-    """Return the oldest live process with an argument that ends in `mark`, or None.
+def find_by_marker(marker: str) -> Process | None:
+    """Return the oldest live process with an argument that ends in `marker`, or None.
 
     Called when the record names no live process. Looks at every process: tens of milliseconds. Only those of this user
     count; root also finds the one that it started under another user. The oldest, because a database forks: its
@@ -116,7 +116,7 @@ def find_by_mark(mark: str) -> Process | None:
     for candidate in psutil.process_iter():
         try:
             command = tuple(candidate.cmdline())
-            ours = own in (0, candidate.uids().real) and any(argument.endswith(mark) for argument in command)
+            ours = own in (0, candidate.uids().real) and any(argument.endswith(marker) for argument in command)
             if ours and candidate.status() != psutil.STATUS_ZOMBIE:
                 matches.append(Process(candidate.pid, candidate.create_time(), command))
         except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -125,7 +125,7 @@ def rehearse(
     stand_in = replace(
         flow,
         inputs={name: _scripted_input(spec, sources[name]) for name, spec in flow.named_inputs.items()},
-        transform=_without_end(flow),
+        transform=_drop_end_of_input(flow),
         sink=breaking,
         trigger=AvailableNow(),
     )
@@ -174,7 +174,7 @@ def _run_script(
     return runs
 
 
-class _DriverDied(Exception):
+class _SimulatedCrash(Exception):
     """Simulates a crash of the driver."""
 
 
@@ -200,10 +200,10 @@ class CrashingSink(ForwardingSink):
             self.sink.write(rows.where(F.raise_error(F.lit("the driver dies")).isNull()), batch)
         if point is Point.AFTER_SINK:
             self.sink.write(rows, batch)
-        raise _DriverDied(point.value)
+        raise _SimulatedCrash(point.value)
 
 
-def _without_end(flow: Flow) -> Callable[..., DataFrame]:
+def _drop_end_of_input(flow: Flow) -> Callable[..., DataFrame]:
     """Return the transform without the row that ends the input.
 
     The row must pass the watermark to move it. Spark pushes filters below a watermark, unless they read its column.

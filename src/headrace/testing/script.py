@@ -100,7 +100,7 @@ def parse_script(script: Sequence[ScriptItem]) -> list[ScriptedBatch]:
     clock: datetime | None = None
     for number, item in enumerate(script, 1):
         if batches and batches[-1].last and not isinstance(item, Crash):
-            raise _unplayable(number, item, "Nothing arrives after the end of the input.")
+            raise _invalid_script(number, item, "Nothing arrives after the end of the input.")
         match item:
             case Arrive():
                 batches.append(ScriptedBatch(item.records, clock, ()))
@@ -108,18 +108,18 @@ def parse_script(script: Sequence[ScriptItem]) -> list[ScriptedBatch]:
                 batches.append(ScriptedBatch({}, clock, (), last=True))
             case Clock():
                 if item.at.tzinfo is None:
-                    raise _unplayable(number, item, "A time without a zone is a different moment on every machine.")
+                    raise _invalid_script(number, item, "A time without a zone is a different moment on every machine.")
                 clock = item.at
             case Crash():
                 if not batches:
-                    raise _unplayable(number, item, "A crash happens to the batch before it, and there is none.")
+                    raise _invalid_script(number, item, "A crash happens to the batch before it, and there is none.")
                 batches[-1] = ScriptedBatch(
                     batches[-1].records, clock, (*batches[-1].crashes, Point(item.at)), batches[-1].last
                 )
     return batches
 
 
-def _unplayable(number: int, item: ScriptItem, why: str) -> FlowError:
+def _invalid_script(number: int, item: ScriptItem, why: str) -> FlowError:
     return FlowError(
         f"Item {number} of the script, {item!r}, cannot be run.",
         why=why,

@@ -11,7 +11,7 @@ from rich.text import Text
 from headrace.cli.flow_events import figures_table, print_event, watermark_lines
 from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.local.generate import parse_duration
-from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out
+from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out, print_lines
 from headrace.cli.progress import progress_reporter
 from headrace.cli.signals import graceful_shutdown
 from headrace.demos.protocol import DemoSettings, default_backfill
@@ -34,7 +34,9 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
     rate: Annotated[float, typer.Option(help="Records or transactions per second.")] = 40.0,
     backfill: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="How much history to generate first. Default: 90 minutes, orders 3 hours."),
+        typer.Option(
+            metavar="TIME", help="How much history to generate first. Default: that of the demo, mostly 90 minutes."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the generated records.")] = 7,
     port: Annotated[int, typer.Option(help="Port of the live page; the next free one if it is taken.")] = 8080,
@@ -75,12 +77,11 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
 
 
 def _announce(url: str) -> None:
-    err.print(f"\nLive page of the cities: [bold link={url}]{url}[/]  (the first figures appear within a minute)\n")
+    err.print(f"\nLive page: [bold link={url}]{url}[/]  (the first figures appear within a minute)\n")
 
 
 def _print_status(lines: Sequence[str]) -> None:
-    for line in lines:
-        err.print(f"  {line}", markup=False)
+    print_lines((f"  {line}" for line in lines), err)
 
 
 def _list_demos(*, json: bool) -> None:
@@ -95,11 +96,9 @@ def _list_demos(*, json: bool) -> None:
 
 def _print_result(result: DemoResult, *, home: str, name: str) -> None:
     out.print(figures_table(f"{name}, {result.seconds:.0f} seconds", result.flows))
-    for line in watermark_lines(result.flows):
-        out.print(line, markup=False)
+    print_lines(watermark_lines(result.flows))
     if result.verdict is not None:
         first, *rest = result.verdict.lines()
         out.print(Text(first, "green" if result.verdict.equal else "bold red"))
-        for line in rest:
-            out.print(line, markup=False)
+        print_lines(rest)
     out.print(f"The data is kept in {home}/demo/{name}; the next run continues from there.")

@@ -15,7 +15,7 @@ from headrace.cdc.capture.lifecycle import (
     delete_capture,
     start_capture,
 )
-from headrace.cli.output import ANSWER_IS_NO, OK, JsonOption, YesOption, emit, err, out, require_yes
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, require_yes
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
 from headrace.clients.kafka_connect import ConnectClient
 from headrace.clients.postgres import database_of
@@ -103,8 +103,7 @@ def delete_command(
     if not yes:
         rest = "Their topics are deleted, tables are kept." if topics else "Topics and tables are kept."
         err.print(f"This deletes the captures {names}: later changes will not be captured. {rest}", markup=False)
-        if not typer.confirm("Delete them?", default=False, err=True):
-            raise typer.Exit(OK)
+        confirm("Delete them?", "Nothing was deleted.")
     deleted = list[str]()
     for capture, worker in capture_workers:
         deleted += delete_capture(capture, database_of(run_target, capture.database), worker, topics=topics)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.operations.checkpoint_tables import print_checkpoint, print_verification
-from headrace.cli.output import TERMINAL, JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.output import TERMINAL, JsonOption, YesOption, confirm, emit, err, out, print_lines, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_target
 from headrace.cli.session import LazySession
 from headrace.clients.storage import file_store, is_local
@@ -130,8 +130,7 @@ def _progress(committed: int | None) -> str:
 
 def _confirm_restore(plan: RestorePlan) -> None:
     """Print what a restore does and ask for confirmation."""
-    for line in plan.lines:
-        err.print(line, markup=False)
+    print_lines(plan.lines, err)
     confirm("Restore it?")
 
 

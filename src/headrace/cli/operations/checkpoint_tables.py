@@ -50,7 +50,7 @@ def _lines(anatomy: CheckpointSummary) -> list[tuple[str, str]]:
     lines = [
         ("folder", f"{anatomy.folder} ({_bytes(anatomy.bytes)})"),
         ("query", anatomy.query_id or "unreadable"),
-        ("planned", f"{planned[0]} to {planned[1]}{_at(anatomy.begun_at)}" if planned else "none"),
+        ("planned", f"{planned[0]} to {planned[1]}{_last_time_suffix(anatomy.begun_at)}" if planned else "none"),
         ("committed", f"{committed[0]} to {committed[1]}" if committed else "none"),
         ("next start", _next(anatomy)),
         ("watermark", anatomy.watermark or "none"),
@@ -63,7 +63,7 @@ def _lines(anatomy: CheckpointSummary) -> list[tuple[str, str]]:
     return lines
 
 
-def _at(begun: str | None) -> str:
+def _last_time_suffix(begun: str | None) -> str:
     return f", the last one at {begun}" if begun else ""
 
 

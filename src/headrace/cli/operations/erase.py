@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import ANSWER_IS_NO, USAGE, JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.output import (
+    ANSWER_IS_NO,
+    USAGE,
+    JsonOption,
+    YesOption,
+    confirm,
+    emit,
+    err,
+    out,
+    print_lines,
+    require_yes,
+)
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import start_session
 from headrace.operate.erase import report as erase_report
@@ -79,16 +90,17 @@ def _confirm(plan: ErasePlan, *, yes: bool, json: bool) -> None:
     """Print what an erasure does and ask for confirmation."""
     if json:
         return
-    for line in plan.lines():
-        err.print(line, markup=False)
-    if plan.due and not yes:
+    print_lines(plan.lines(), err)
+    if plan.tables_to_erase and not yes:
         confirm("Erase it? This cannot be undone.")
 
 
 def _print_result(finished: ErasePlan, path: Path) -> None:
     rows = sum(place.erasure.rows for place in finished.places if place.erasure)
     files = sum((place.after or place.before).files for place in finished.places)
-    out.print(f"Erased: {rows} row(s) from {len(finished.due)} table(s). Scanned afterwards: {files} files.")
+    out.print(
+        f"Erased: {rows} row(s) from {len(finished.tables_to_erase)} table(s). Scanned afterwards: {files} files."
+    )
     for place in (place for place in finished.places if place.outcome == "left"):
         out.print(f"Left in {place.path}: {place.remedy}", markup=False)
     for system in (system for system in finished.beyond if system.holds == "yes"):
@@ -102,7 +114,7 @@ def _verify(path: Path, key: list[str], *, json: bool) -> None:
     pairs = [text.partition("=") if "=" in text else ("", "=", text) for text in key]
     verdict = erase_report.verify(path, {name: value for name, _, value in pairs} if key else None)
     if json:
-        emit({"ok": verdict.holds, "differ": list(verdict.differ), "about": verdict.about, "erased": verdict.erased})
+        emit({"ok": verdict.is_valid, "differ": list(verdict.differ), "about": verdict.about, "erased": verdict.erased})
     else:
         for name in verdict.differ:
             out.print(f"{name} was changed: its sha256 differs.", markup=False)
@@ -111,5 +123,5 @@ def _verify(path: Path, key: list[str], *, json: bool) -> None:
         if not verdict.differ:
             outcome = "everything was erased" if verdict.erased else "something was left"
             out.print(f"The report is unchanged; it says that {outcome}.")
-    if not verdict.holds:
+    if not verdict.is_valid:
         raise typer.Exit(ANSWER_IS_NO)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, print_lines, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.clients.storage import is_local
@@ -58,8 +58,7 @@ def _confirm(plan: RepairPlan, *, yes: bool, json: bool) -> None:
     """Print what a repair does and ask for confirmation."""
     if json:
         return
-    for line in plan.lines():
-        err.print(line, markup=False)
+    print_lines(plan.lines(), err)
     for change in plan.examples:
         err.print(f"  before {change.before or 'nothing'}", markup=False)
         err.print(f"  after  {change.after or 'nothing'}", markup=False)
@@ -102,7 +101,7 @@ def _print_summary(summary: LateSummary) -> None:
         out.print(_windows_table(summary))
     for name, delays in summary.delays.items():
         sufficient_delays = ", ".join(f"{share}: {delay}" for share, delay in delays.items())
-        out.print(f"A delay that would have kept them, for input '{name}': {sufficient_delays}.", markup=False)
+        out.print(f"A delay that would have included them, for input '{name}': {sufficient_delays}.", markup=False)
     for gap in summary.unexplained:
         number = "an unknown number of" if gap["dropped"] is None else gap["dropped"]
         out.print(f"Not in the ledger: batch {gap['batch_id']}, {number} dropped. {gap['why']}", markup=False)

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.output import JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.output import JsonOption, YesOption, confirm, emit, err, out, print_lines, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.operate.quarantine.listing import QuarantineList, list_quarantine
@@ -64,8 +64,7 @@ def quarantine_command(  # noqa: PLR0913 - an option each
 
 def _print_plan(plan: RedrivePlan, *, json: bool) -> None:
     if not json:
-        for line in plan.lines():
-            err.print(line, markup=False)
+        print_lines(plan.lines(), err)
 
 
 def _print_listing(listing: QuarantineList) -> None:

@@ -8,16 +8,19 @@ import typer
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.reconcile.compare import TableComparison, compare, repair
-from headrace.cli.operations.reconcile_orders import reconcile_orders
-from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, emit, err, out, require_yes
+from headrace.cli.operations.reconcile_pattern import pattern_command
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, ask, emit, err, out, require_yes
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import start_session
 from headrace.clients.postgres import database_of
+from headrace.demos.reconciliation import reconciled_patterns
 from headrace.flow.duration import Duration
 from headrace.runtime.checkpoint.folder_lock import lock_folder
 
 reconcile_app = typer.Typer(help="Compare tables with their source data, and repair them.", no_args_is_help=True)
-reconcile_app.command("orders")(reconcile_orders)
+for _pattern in reconciled_patterns():
+    _help = f"Recompute a day of the pattern '{_pattern}' as a batch, and show what the stream missed, by cause."
+    reconcile_app.command(_pattern, help=_help)(pattern_command(_pattern))
 
 # The most rows that are printed per table; `--json` has all.
 _FEW = 10
@@ -87,7 +90,7 @@ def _confirm(comparison: TableComparison, *, yes: bool) -> bool:
         f"{counts['extra']} removed, in one commit to {comparison.location}.",
         markup=False,
     )
-    return typer.confirm("Repair it?", default=False, err=True)
+    return ask("Repair it?")
 
 
 def _print_comparison(comparison: TableComparison) -> None:

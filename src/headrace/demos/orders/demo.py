@@ -1,14 +1,14 @@
 """The demo of orders and payments: both topics, four joins, and the comparison of every table with the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.feeder import Generator
 from headrace.demos.model_inputs import (
     ExpectedLedgersByInput,
     ModelVerdict,
@@ -17,8 +17,8 @@ from headrace.demos.model_inputs import (
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext, DemoSettings, HasBackfill
-from headrace.demos.records_demo import RecordsDemo
+from headrace.demos.protocol import DemoContext, HasBackfill
+from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
@@ -55,7 +55,7 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
         path = settings.table(how)
         comparison.add(f"delta:{path}", expected, table_rows(spark, "delta", target.table(path)))
         late = [row._asdict() for row in outcome.late]
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgersByInput(outcome.bad, late))
+        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgersByInput(outcome.invalid, late))
         if how == hit_rate_join(settings):
             actual_rates = select_columns(hit_rates(spark, target, settings), "minute", "orders", "paid")
             expected_rates = [
@@ -77,28 +77,20 @@ def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool
     return highest_lease(checkpoint) > 1
 
 
+def _generator(settings: pattern.OrderSettings) -> OrderGenerator:
+    return OrderGenerator(OrderTraffic(orders_topic=settings.orders_topic, payments_topic=settings.payments_topic))
+
+
 @dataclass(frozen=True)
 class OrdersDemo(RecordsDemo, HasBackfill):
     """Orders and payments with their usual settings."""
 
     title: str = "Orders and payments: four joins of two streams within an hour"
+    pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
+    generator: Callable[[Any], PatternGenerator] = _generator
     # Delay and bound add up to an hour and a half: with a shorter history no minute is final.
     backfill: timedelta = timedelta(hours=3)
     settings: pattern.OrderSettings = field(default_factory=pattern.OrderSettings)
-
-    def traffic(self, settings: DemoSettings) -> Generator:
-        """Return live orders and payments."""
-        traffic = OrderTraffic(
-            settings.rate,
-            seed=settings.seed,
-            orders_topic=self.settings.orders_topic,
-            payments_topic=self.settings.payments_topic,
-        )
-        return OrderGenerator(traffic)
-
-    def flows(self) -> Sequence[Flow]:
-        """Return the four joins."""
-        return pattern.flows(self.settings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return the hit rate of the last final minutes."""

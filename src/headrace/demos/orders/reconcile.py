@@ -3,7 +3,7 @@
 1. The reconciliation takes the lease of the flow and locks its table, so the flow cannot run. It audits committed
    batches that are not audited yet, so that the ledger of late rows is complete.
 2. The same transform joins the rows of the day as a batch, from all records that the flow has read: on time or late,
-   each of them once. Quarantined records stay out.
+   each of them once, without quarantined records.
 3. The result is compared with the table. Differing rows are reported by cause.
 4. The rows of the day are replaced in one recorded commit.
 
@@ -11,12 +11,12 @@ Only closed rows are compared, those whose bound the watermark has passed: the s
 
 | cause       | the table                                                                                     |
 |-------------|-----------------------------------------------------------------------------------------------|
-| `late`      | lacks a pair, or shows a side alone: a record came behind the watermark                        |
-| `duplicate` | holds a row more than once: an order or a payment was sent twice. Where it should not be there |
-|             | at all, one of them is `late` or `other`, and the rest are these                               |
+| `late`      | lacks a pair, or has an unmatched row: a record arrived behind the watermark                   |
+| `duplicate` | has a row more than once: an order or a payment was sent twice. If the row is unexpected, one  |
+|             | copy counts as `late` or `other`, and the others as `duplicate`                                |
 | `other`     | differs for another reason: both came in one batch, behind the watermark by more than the bound |
 
-An order or payment that never came is not a difference, since the batch lacks it too. It is reported separately.
+An order or payment without a match is not a difference: the batch does not have one either. It is reported separately.
 """
 
 from collections import Counter
@@ -33,13 +33,14 @@ from pyspark.storagelevel import StorageLevel
 from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import timestamp_literal
-from headrace.demos.orders import errors
+from headrace.demos.reconciliation import Reconciliation
+from headrace.errors import RecoveryError
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.operate.late.replayable_rows import ReplayableRows
-from headrace.patterns.orders.flows import joined
+from headrace.patterns.orders.flows import join_payments
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
 from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
@@ -52,6 +53,7 @@ _STEP = "reconcile"
 _EXAMPLES = 20
 # The maximum number that is printed of them.
 _MAX_ROWS_PRINTED = 3
+_UNCHANGED = "Nothing was changed."
 _COLUMNS = ("order_id", "user_id", "order_time", "amount", "pay_time")
 
 
@@ -96,7 +98,7 @@ class JoinPlan:
         part = "" if self.is_full_day else " The rest of the day is not closed yet."
         yield f"{self.flow}: {self.start:%Y-%m-%d %H:%M:%S} to {self.end:%Y-%m-%d %H:%M:%S} UTC.{part}"
         if not self.changes:
-            yield f"  {self.place} holds what a batch gives: {self.rows:,} row(s)."
+            yield f"  {self.place} equals the batch result: {self.rows:,} row(s)."
         for cause in sorted({*self.added, *self.removed}):
             added, removed = self.added.get(cause, 0), self.removed.get(cause, 0)
             yield f"  {cause}: {added:,} row(s) are missing, {removed:,} too many."
@@ -130,13 +132,26 @@ class JoinReconciliation:
         """Recompute a day and compare it with the table; None is the last full day. Changes nothing."""
         sink, committed = self._sink(), self._checkpoint.committed_batches()
         if not committed:
-            raise errors.nothing_read(self._flow)
+            raise RecoveryError(
+                f"Flow '{self._flow.name}' has not committed a batch.",
+                why="The expected rows are computed from the records that the flow has read.",
+                state=_UNCHANGED,
+                remedy=f"Run it first: `headrace run {self._flow.name}`.",
+                code="HR-356",
+            )
         start, end, is_full_day = self._span(committed[-1], day)
         retained = ReplayableRows(self._session, self._target, self._flow, self._checkpoint)
         retained.read_up_to(committed[-1])
         missing = retained.missing((start - self._bound, end + self._bound))
         if missing is not None:
-            raise errors.rows_missing(self._flow, start, missing)
+            raise RecoveryError(
+                f"{start:%Y-%m-%d} cannot be recomputed for flow '{self._flow.name}'.",
+                why=missing,
+                state=f"{_UNCHANGED} With fewer rows than the stream had, the result would be worse.",
+                remedy="Keep the topics for longer than the time between a day and its reconciliation, and run it "
+                "every night.",
+                code="HR-357",
+            )
         frames = retained.frames(start - self._bound, end + self._bound + timedelta(milliseconds=1))
         inputs = {name: frame.dropDuplicates() for name, frame in frames.items()}
         inside = (_event_time() >= F.lit(start)) & (_event_time() < F.lit(end))
@@ -144,7 +159,7 @@ class JoinReconciliation:
         location = sink.folder(self._target)
         table = self._session.read.format("delta").load(location).where(inside)
         added, removed, examples = self._differences(table)
-        counts, alone = self._never_came(inputs, inside)
+        counts, alone = self._count_unmatched(inputs, inside)
         return JoinPlan(
             self._flow.name,
             location,
@@ -178,19 +193,32 @@ class JoinReconciliation:
 
     def _sink(self) -> DeltaAppend:
         if not isinstance(self._flow.sink, DeltaAppend):
-            raise errors.not_a_join(self._flow)
+            raise _not_a_join(self._flow)
         return self._flow.sink
 
     def _span(self, last: int, day: date | None) -> tuple[datetime, datetime, bool]:
         """Return the closed part of a day, and whether that is the full day."""
         watermark_ms = self._checkpoint.offset_entry(last).watermark_ms
         if not watermark_ms:
-            raise errors.no_watermark(self._flow)
+            raise RecoveryError(
+                f"Nothing is closed yet for flow '{self._flow.name}': every day is still open.",
+                why="It has no watermark yet. The watermark advances after rows of both topics have arrived.",
+                state=_UNCHANGED,
+                remedy="Keep the flow running until both topics have rows.",
+                code="HR-356",
+            )
         closed = datetime.fromtimestamp(watermark_ms / 1000, UTC) - self._bound
         start = datetime.combine(day or closed.date() - timedelta(days=1), datetime.min.time(), UTC)
         end = min(start + timedelta(days=1), closed)
         if end <= start:
-            raise errors.still_open(self._flow, start, closed)
+            raise RecoveryError(
+                f"Nothing of {start:%Y-%m-%d} is closed for flow '{self._flow.name}'.",
+                why=f"The watermark has passed the bound of orders before {closed:%Y-%m-%d %H:%M:%S} UTC. The flow may "
+                "still match later orders.",
+                state=_UNCHANGED,
+                remedy="Keep the flow running, or name an earlier day with --day.",
+                code="HR-356",
+            )
         return start, end, end == start + timedelta(days=1)
 
     def _differences(self, table: DataFrame) -> tuple[dict[str, int], dict[str, int], list[dict[str, object]]]:
@@ -227,12 +255,12 @@ class JoinReconciliation:
         ids = F.coalesce(*(F.get_json_object("row", f"$.{name}") for name in ("order_id", "paid_order_id")))
         return ledger.select(ids.alias("order_id")).distinct()
 
-    def _never_came(
+    def _count_unmatched(
         self, inputs: Mapping[str, DataFrame], inside: Column
     ) -> tuple[dict[str, int], list[dict[str, object]]]:
         """Return how many orders have no payment and payments no order, with examples."""
         bound = f"{self._bound.total_seconds():f} seconds"
-        unmatched = joined(inputs["orders"], inputs["payments"], "full", bound).where(inside)
+        unmatched = join_payments(inputs["orders"], inputs["payments"], "full", bound).where(inside)
         unmatched = unmatched.where(F.col("order_time").isNull() | F.col("pay_time").isNull())
         unmatched = unmatched.persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -268,13 +296,32 @@ def open_reconciliation(spark: SparkSession, target: Target, flow: Flow) -> Iter
 
 def is_join(flow: Flow) -> bool:
     """Return whether a flow is a join of orders and payments, by the pattern's own transform."""
-    return isinstance(flow.transform, partial) and flow.transform.func is joined and isinstance(flow.sink, DeltaAppend)
+    return (
+        isinstance(flow.transform, partial)
+        and flow.transform.func is join_payments
+        and isinstance(flow.sink, DeltaAppend)
+    )
+
+
+def _not_a_join(flow: Flow) -> RecoveryError:
+    """Return the error for a flow that is not one of the pattern's."""
+    return RecoveryError(
+        f"Flow '{flow.name}' is not a join of orders and payments.",
+        why="Headrace can recompute a flow only if its transform is `join_payments` of headrace.patterns.orders.flows "
+        "and its sink is DeltaAppend.",
+        state=_UNCHANGED,
+        remedy="Name a flow that `flows` of that pattern returns, or name none to select all of them.",
+        code="HR-355",
+    )
 
 
 def _time_bound(flow: Flow) -> timedelta:
-    if not isinstance(flow.transform, partial) or flow.transform.func is not joined:
-        raise errors.not_a_join(flow)
+    if not isinstance(flow.transform, partial) or flow.transform.func is not join_payments:
+        raise _not_a_join(flow)
     return timedelta(milliseconds=Duration.parse(str(flow.transform.keywords["bound"])).ms)
+
+
+RECONCILIATION = Reconciliation(is_join, open_reconciliation)
 
 
 def surplus_by_cause(in_table: int, expected: int, *, late: bool) -> dict[str, int]:

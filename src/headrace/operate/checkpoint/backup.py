@@ -87,7 +87,7 @@ def back_up(checkpoint: Checkpoint, into: Path, lease_settings: Lease | None = N
     if not planned_batches and checkpoint.query_id() is None:
         raise RecoveryError(
             f"Flow '{checkpoint.flow}' has nothing to back up.",
-            why=f"It was never started: {checkpoint.location} holds no checkpoint.",
+            why=f"It was never started: {checkpoint.location} has no checkpoint.",
             state="Nothing was written.",
             remedy=f"Start it with `headrace run {checkpoint.flow}`, or name another target with --target.",
             code="HR-324",

@@ -140,7 +140,7 @@ def _describe(
 ) -> Iterator[str]:
     extent = "before its first batch" if backup.committed is None else f"up to batch {backup.committed}"
     files = f"{len(backup.files)} files, all verified"
-    yield f"The backup of {backup.made_at} holds flow '{backup.flow}' {extent}: {files}."
+    yield f"The backup of {backup.made_at} contains flow '{backup.flow}' {extent}: {files}."
     if present is None:
         yield "There is no present checkpoint."
     else:

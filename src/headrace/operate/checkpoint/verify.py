@@ -119,7 +119,7 @@ def _compare_with_checksum(
             "note",
             f"spark/{path}",
             problem,
-            f"It holds state of a batch that was not committed; the next start begins at version {version}.",
+            f"It contains state of a batch that was not committed; the next start begins at version {version}.",
             "Nothing to do: the batch writes it again.",
         )
     elif checksums.get(path) == hashlib.sha256(content).hexdigest():

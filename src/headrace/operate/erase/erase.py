@@ -147,7 +147,7 @@ class Erasure:
         self._journal.write(plan.texts.values)
         erasures = {
             place.path: erase_rows(self._spark, by_path[place.path], plan.texts, place.live, erased_at)
-            for place in plan.due
+            for place in plan.tables_to_erase
         }
         self._publish({by_path[path].location: erasure.after for path, erasure in erasures.items()})
         # The proof covers the files that exist now.
@@ -178,7 +178,7 @@ class Erasure:
 
     def _other_places(self, texts: Texts) -> list[ScannedPlace]:
         """Scan everything except tables: other files of the lake, checkpoints, backups."""
-        signs = SearchTerms(self.subject.named, (), "", texts)
+        signs = SearchTerms(self.subject.identifying_columns, (), "", texts)
         places = []
         for root, paths in self._lake.other_files.items():
             places.append(ScannedPlace(f"{root} (files of no table)", "files", False, self._scan(root, paths, signs)))
@@ -219,10 +219,10 @@ class Erasure:
         for table in (
             table for table in own_tables if any(column.type in ("string", "map", "nested") for column in table.columns)
         ):
-            values = self._without_shared(table, values)
+            values = self._unique_texts(table, values)
         return Texts(tuple(sorted({*resumed, *values})))
 
-    def _without_shared(self, table: LakeTable, values: Sequence[str]) -> list[str]:
+    def _unique_texts(self, table: LakeTable, values: Sequence[str]) -> list[str]:
         """Return the texts that no row of another subject has in a table."""
         text = other_rows(self._spark, table).select(F.to_json(F.struct("*")).alias("text"))
         unshared: list[str] = []

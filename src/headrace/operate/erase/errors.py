@@ -20,10 +20,10 @@ def still_in_source(table: str, database: str) -> DataError:
 
 
 def not_read_yet(path: str, flow: str) -> DataError:
-    """Return the error for a mirror that still shows a row which its source has deleted."""
+    """Return the error for a mirror with a row that its source has deleted."""
     return DataError(
-        f"The mirror {path} still shows the row, and its source has deleted it.",
-        why=f"Flow '{flow}' has not read the delete yet: changes of the row that are on their way would bring it back.",
+        f"The source has deleted the row, but the mirror {path} still contains it.",
+        why=f"Flow '{flow}' has not read the delete yet. Changes of the row before it would insert the row again.",
         state=_UNCHANGED,
         remedy=f"Start `headrace run {flow}` until it has read everything, or repair the mirror with `headrace "
         "reconcile cdc`; then run this again.",
@@ -34,7 +34,7 @@ def not_read_yet(path: str, flow: str) -> DataError:
 def change_pending(path: str, flow: str) -> DataError:
     """Return the error for a change of the row that was read and may still be applied."""
     return DataError(
-        f"A change of the row waits in {path}.",
+        f"A change of the row is pending in {path}.",
         why=f"Flow '{flow}' applies complete transactions only. Without this change its transaction would never be "
         "complete, and nothing after it would be applied.",
         state=_UNCHANGED,
@@ -46,7 +46,7 @@ def change_pending(path: str, flow: str) -> DataError:
 def no_key(table: str, why: str) -> ConfigError:
     """Return the error for a key whose column is unknown."""
     return ConfigError(
-        f"It is not known which column of '{table}' the key is of.",
+        f"The column of '{table}' that contains the key is unknown.",
         why=why,
         state=_UNCHANGED,
         remedy="Name it: `--key COLUMN=VALUE`, once for each column of the key.",
@@ -57,11 +57,11 @@ def no_key(table: str, why: str) -> ConfigError:
 def no_such_table(table: str, table_names: Sequence[str]) -> DataError:
     """Return the error for an unknown table: the report for a typing error would look like a success."""
     return DataError(
-        f"Nothing is known of a table '{table}'.",
+        f"There is no table '{table}'.",
         why="No Delta table of the lake has this name, none has a column that is named after it, and no capture of the "
-        f"project holds it.{did_you_mean(table, table_names)}",
+        f"project captures it.{did_you_mean(table, table_names)}",
         state=_UNCHANGED,
-        remedy="Correct `--table`, name another target, or say with `--column PATH=COLUMN` where its key is.",
+        remedy="Correct `--table`, name another target, or name the column of its key with `--column PATH=COLUMN`.",
         code="HR-532",
     )
 
@@ -84,7 +84,7 @@ def delta_refuses(path: str, error: Exception) -> DataError:
     return DataError(
         f"The subject cannot be erased from {path}.",
         why=f"Delta says: {line[:300]}",
-        state="Tables before this one are done, and this one may be half-way: its present rows are right.",
+        state="Tables before this one are finished. This one may be partly erased; its current rows are correct.",
         remedy="Remove the cause (a table that is append-only: `delta.appendOnly`), and run the same command again.",
         code="HR-535",
     )
@@ -94,9 +94,9 @@ def no_checkpoint(location: str, end: int) -> DataError:
     """Return the error for a log that could not be truncated."""
     return DataError(
         f"The log of {location} cannot be truncated.",
-        why=f"Delta has not made a checkpoint of version {end}: without one the older entries are still needed.",
-        state="The rows and the files of the past are gone. The log still holds what it held.",
-        remedy="Run the same command again; look at Spark's log for why the checkpoint failed.",
+        why=f"Delta has not made a checkpoint of version {end}: without it the older entries are still needed.",
+        state="The rows and the files of old versions are deleted. The log is unchanged.",
+        remedy="Run the same command again; Spark's log says why the checkpoint failed.",
         code="HR-536",
     )
 

@@ -97,7 +97,7 @@ def external_places(
     """Yield the state of flows, topics, and sinks that are not Delta tables."""
     for flow in flows:
         yield from _state_places(spark, target, flow, subject, texts)
-    yield from _topic_places(target, flows)
+    yield from topic_places(target, flows)
     for flow in flows:
         for _, sink in leaf_sinks(flow.sink):
             if not isinstance(sink, WritesFolder | WritesTopic) and not sink.name.startswith(_SINKS_WITHOUT_STORAGE):
@@ -132,9 +132,9 @@ def _state_places(
             yield ExternalPlace(place, "may", "Spark cannot read this state as rows.", removes)
             continue
         why = (
-            f"{count} entries hold it: {_entry_contents(rows)}."
+            f"{count} entries contain it: {_entry_contents(rows)}."
             if count
-            else "The entries of the last batch do not hold it."
+            else "The entries of the last batch do not contain it."
         )
         yield ExternalPlace(place, "yes" if count else "no", why, removes if count else "Nothing to do.")
 
@@ -150,14 +150,15 @@ def _entry_contents(rows: DataFrame) -> str:
 
 
 def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:
-    pattern = subject.in_payloads(own=False)
+    pattern = subject.payload_pattern(own=False)
     matches = F.lit(False) if pattern is None else F.col("text").rlike(pattern)
     for needle in texts.needles:
         matches = matches | F.contains(F.col("text").cast("binary"), F.lit(bytearray(needle)))
     return rows.where(matches).count()
 
 
-def _topic_places(target: Target, flows: Sequence[Flow]) -> Iterator[ExternalPlace]:
+def topic_places(target: Target, flows: Sequence[Flow]) -> Iterator[ExternalPlace]:
+    """Yield the topics that the flows read or write, with their retention."""
     sources = [input_.source for flow in flows for input_ in flow.named_inputs.values()]
     selections = [source.selection for source in sources if isinstance(source, KafkaSource)]
     written = {
@@ -175,10 +176,5 @@ def _topic_places(target: Target, flows: Sequence[Flow]) -> Iterator[ExternalPla
         labels = sorted({selection.label for selection in selections} | written)
         yield ExternalPlace(f"topics {', '.join(labels)}", "may", f"Kafka was not asked. {error.what}", removes)
         return
-    for name, retention_text in retention_by_topic.items():
-        yield ExternalPlace(
-            f"topic {name}",
-            "may",
-            f"Records are {retention_text}." if "kept" in retention_text else f"It is {retention_text}.",
-            removes,
-        )
+    for name, retention in retention_by_topic.items():
+        yield ExternalPlace(f"topic {name}", "may", retention, removes)

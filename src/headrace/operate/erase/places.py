@@ -55,7 +55,7 @@ class LakeTable:
 
     | field    | meaning                                                                                         |
     |----------|-------------------------------------------------------------------------------------------------|
-    | path     | below the lake; a full location for one that lies elsewhere                                     |
+    | path     | below the lake; a full location for a table elsewhere                                           |
     | files    | its files, by their paths from its location                                                     |
     | key_columns | the alternative columns and values that identify rows of the subject; may be empty           |
     | payloads | the same for the payloads of quarantined or pending rows                                        |
@@ -79,7 +79,7 @@ class LakeTable:
         physical = {column.name: column.physical for column in self.columns}
         rows = tuple({physical[name]: text for name, text in columns.items()} for columns in self.key_columns)
         names = {name for columns in self.key_columns for column in columns for name in (column, physical[column])}
-        return SearchTerms(rows, self.payloads, subject.in_logs(names) if names else "", texts)
+        return SearchTerms(rows, self.payloads, subject.delta_log_pattern(names) if names else "", texts)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def list_tables(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> L
     tables: list[LakeTable] = []
     other_files: dict[str, tuple[str, ...]] = {}
     for root in dict.fromkeys((lake, *elsewhere)):
-        files_by_table, rest = _grouped(file_store(root, spark).sizes(root))
+        files_by_table, rest = _group_files_by_table(file_store(root, spark).sizes(root))
         other_files[root] = tuple(rest)
         for path, files in files_by_table.items():
             location = f"{root}/{path}" if path else root
@@ -122,10 +122,10 @@ def _match_table(table: LakeTable, subject: Subject, flows: Sequence[Flow]) -> L
     if not _is_ledger(table.path):
         return replace(table, key_columns=subject.key_columns(table.path, [column.name for column in table.columns]))
     payloads: list[tuple[str | None, str]] = []
-    pattern = subject.in_payloads(own=False)
+    pattern = subject.payload_pattern(own=False)
     if pattern is not None:
         payloads.append((None, pattern))
-    own_pattern = subject.in_payloads(own=True)
+    own_pattern = subject.payload_pattern(own=True)
     ledger = _LEDGER_PATH.fullmatch(table.path)
     for capture in captures(flow for flow in flows if ledger is None or flow.name == ledger.group(1)):
         if own_pattern is not None and any(column.name == "topic" for column in table.columns):
@@ -179,7 +179,7 @@ def is_within(location: str, folder: str) -> bool:
     return location == folder or location.startswith(f"{folder}/")
 
 
-def _grouped(sizes: Mapping[str, int]) -> tuple[dict[str, list[str]], list[str]]:
+def _group_files_by_table(sizes: Mapping[str, int]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the files of each table, and all others: a file belongs to the innermost table around it."""
     splits = (f"/{path}".partition(f"/{LOG_FOLDER}/") for path in sizes)
     roots = {head.rstrip("/") for head, in_log, _ in splits if in_log}

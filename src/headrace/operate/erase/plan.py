@@ -100,7 +100,7 @@ class ErasePlan:
     resumed: bool = False
 
     @property
-    def due(self) -> tuple[ScannedPlace, ...]:
+    def tables_to_erase(self) -> tuple[ScannedPlace, ...]:
         """The tables that are changed."""
         return tuple(place for place in self.places if place.erased and not place.before.is_clean)
 
@@ -118,24 +118,24 @@ class ErasePlan:
         for database, answer, why in self.source:
             if answer == "unknown":
                 yield f"Database '{database}' was not asked. {why} If the row is still there, it comes back."
-        if not self.due:
-            yield "No table holds anything of it."
+        if not self.tables_to_erase:
+            yield "No table contains anything of it."
         else:
             yield f"{len(self.texts.values)} text(s) of the row are searched for, in addition to its key."
-        for place in self.due:
+        for place in self.tables_to_erase:
             yield (
                 f"{place.path}: {place.live} row(s) of {place.before.rows} in {place.before.matching_files} file(s), "
                 f"old versions included; {place.before.log} file(s) of the log."
             )
-        if self.due:
+        if self.tables_to_erase:
             yield (
                 "These tables are rewritten where they contain it. Their earlier versions, the change feed and the log "
                 "before the erasure are removed: no time travel to before it."
             )
         for flow, table in self.readers:
             yield f"Flow '{flow}' reads {table} as a stream and cannot continue from its checkpoint. Rename the flow."
-        for place in (place for place in self.places if place.outcome != "clean" and place not in self.due):
+        for place in (place for place in self.places if place.outcome != "clean" and place not in self.tables_to_erase):
             yield f"{place.path} is not changed. {place.remedy}"
         for external in (external for external in self.beyond if external.holds != "no"):
-            certainty = "holds it" if external.holds == "yes" else "may hold it"
+            certainty = "contains it" if external.holds == "yes" else "may contain it"
             yield f"{external.place} {certainty}. {external.why} {external.removes}"

@@ -38,7 +38,7 @@ class ErasureVerdict:
     erased: bool
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the report can be trusted."""
         return not self.differ and self.about is not False
 
@@ -77,7 +77,7 @@ def write(folder: Path, figures: Mapping[str, object], ended: datetime) -> Path:
     while (folder / f"{name}.json").exists():
         number += 1
         name = f"{name.partition('-x')[0]}-x{number}"
-    texts = {f"{name}.json": json.dumps(figures, indent=1) + "\n", f"{name}.md": page(figures)}
+    texts = {f"{name}.json": json.dumps(figures, indent=1) + "\n", f"{name}.md": to_markdown(figures)}
     for file, text in texts.items():
         (folder / file).write_text(text)
     sums = "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {file}\n" for file, text in texts.items())
@@ -114,7 +114,7 @@ def keyed_hash(text: str, salt: str) -> str:
     return hashlib.scrypt(text.encode("utf-8", "surrogatepass"), salt=bytes.fromhex(salt), dklen=32, **_COST).hex()
 
 
-def page(figures: Mapping[str, object]) -> str:
+def to_markdown(figures: Mapping[str, object]) -> str:
     """Return the report as Markdown."""
     places, beyond, source = (_rows(figures[name]) for name in ("places", "beyond", "source"))
     subject = figures["subject"]
@@ -150,7 +150,7 @@ def page(figures: Mapping[str, object]) -> str:
             f"- Database {place['database']}: the row is {place['row']}. {place['why']}".rstrip() for place in source
         ]
     if beyond:
-        lines += ["", "## Not changed here", "", "| place | holds it | why | what removes it |", "|---|---|---|---|"]
+        lines += ["", "## Not changed here", "", "| place | contains it | why | what removes it |", "|---|---|---|---|"]
         lines += [f"| {place['place']} | {place['holds']} | {place['why']} | {place['removes']} |" for place in beyond]
     return "\n".join([*lines, ""])
 

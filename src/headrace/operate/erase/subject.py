@@ -81,7 +81,7 @@ class Subject:
         return normalized in {_normalized_name(name) for name in self._names}
 
     @property
-    def named(self) -> tuple[Columns, ...]:
+    def identifying_columns(self) -> tuple[Columns, ...]:
         """The columns that may identify rows of the subject in any file."""
         if len(self.key) != 1:
             return ()
@@ -98,7 +98,7 @@ class Subject:
         row_name = singular(self.table)
         return {f"{self.table}_id", f"{row_name}_id", _camel_case_id(row_name)}
 
-    def in_payloads(self, *, own: bool) -> str | None:
+    def payload_pattern(self, *, own: bool) -> str | None:
         """Return the pattern of a JSON text with the key; None if the key has several columns.
 
         `own` if the payload is a change of the table itself, in which `id` identifies the subject.
@@ -112,7 +112,7 @@ class Subject:
         escaped = json.dumps(text, ensure_ascii=False)[1:-1]
         return rf'"(?:{"|".join(map(re.escape, sorted(names)))})"\s*:\s*"?{re.escape(escaped)}"?\s*(?:[,}}\]]|$)'
 
-    def in_logs(self, columns: Iterable[str]) -> str:
+    def delta_log_pattern(self, columns: Iterable[str]) -> str:
         """Return the pattern of the key in a table's log: in statistics, partitions, conditions."""
         patterns = []
         values = "|".join(sorted({re.escape(text) for text in self.key.values()}))

@@ -29,12 +29,12 @@ from pyspark.storagelevel import StorageLevel
 
 from headrace.audit.flow_audit import FlowAudit, late_table
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
+from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.operate.late import errors
 from headrace.operate.late.plan import ChangedRow, RepairPlan, UnrepairedWindow
-from headrace.operate.late.replayable_rows import ReplayableRows
+from headrace.operate.late.replayable_rows import UNCHANGED, ReplayableRows
 from headrace.operate.late.summary import Window, is_repaired, repaired_table, repaired_up_to
 from headrace.operate.ledgers import LedgerRow, read_ledger
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -70,12 +70,14 @@ class Repair:
         sink = self._table
         up_to, query_id = self._checkpoint.committed_batches()[-1:], self._checkpoint.query_id()
         table = f"the Delta table {sink.folder(self._target)}"
-        due, left = self._due(query_id)
+        due, left = self._windows_to_repair(query_id)
         if not up_to or not due:
             return RepairPlan(self._flow.name, table, up_to[-1] if up_to else -1, {}, tuple(left))
         self._replayable.read_up_to(up_to[-1])
         closed = datetime.fromtimestamp(self._checkpoint.offset_entry(up_to[-1]).watermark_ms / 1000, UTC)
-        for window, why in [(window, why) for window in due if (why := self._obstacle(window, closed)) is not None]:
+        for window, why in [
+            (window, why) for window in due if (why := self._unrepairable_reason(window, closed)) is not None
+        ]:
             left.append(UnrepairedWindow(window, due.pop(window), why))
         if not due:
             return RepairPlan(self._flow.name, table, up_to[-1], {}, tuple(left))
@@ -85,7 +87,14 @@ class Repair:
                 self._flow.apply(self._replayable.frames(min(starts), max(end for _, end in due)))
             )
         except NotAWindowedAggregation as error:
-            raise errors.no_window(self._flow, str(error)) from error
+            raise RecoveryError(
+                f"The transform of flow '{self._flow.name}' cannot be recomputed for single windows.",
+                why=str(error),
+                state=UNCHANGED,
+                remedy="Replay the flow under a new name, with a longer delay of its watermark: `headrace late` "
+                "suggests one.",
+                code="HR-351",
+            ) from error
         rows = results.for_windows(starts)
         rows = sink.newest(rows) if isinstance(sink, DeltaUpsert) else rows
         self._rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
@@ -120,10 +129,17 @@ class Repair:
         sinks: Sequence[Sink] = self._flow.sink.sinks if isinstance(self._flow.sink, FanOut) else (self._flow.sink,)
         tables = [sink for sink in sinks if isinstance(sink, DeltaAppend | DeltaUpsert)]
         if len(tables) != 1:
-            raise errors.other_sink(self._flow)
+            raise RecoveryError(
+                f"The late rows of flow '{self._flow.name}' cannot be repaired in {self._flow.sink.name}.",
+                why="A repair replaces rows in one recorded commit, which works for one DeltaAppend or DeltaUpsert, "
+                "alone or within a fan-out.",
+                state=UNCHANGED,
+                remedy="Let the flow write one Delta table, and let all consumers read that table.",
+                code="HR-350",
+            )
         return tables[0]
 
-    def _due(self, query_id: str | None) -> tuple[dict[Window, int], list[UnrepairedWindow]]:
+    def _windows_to_repair(self, query_id: str | None) -> tuple[dict[Window, int], list[UnrepairedWindow]]:
         """Return the windows to repair with their late rows, and the parts of the ledger that cannot be repaired."""
         columns = ("query_id", "batch_id", "operator", "window_start", "window_end")
         entries = read_ledger(late_table(self._target, self._flow.name), columns, lambda: self._session)
@@ -142,7 +158,7 @@ class Repair:
                 due[window[0], window[1]] = due.get((window[0], window[1]), 0) + 1
         return dict(sorted(due.items())), [UnrepairedWindow(None, rows, why) for why, rows in unrepairable.items()]
 
-    def _obstacle(self, window: Window, closed: datetime) -> str | None:
+    def _unrepairable_reason(self, window: Window, closed: datetime) -> str | None:
         """Return why a window cannot be repaired: it is open, or rows are missing. None if it can."""
         # The ledger has closed windows. Restoring a checkpoint may have opened them again.
         if window[1] > closed:
@@ -161,11 +177,25 @@ class Repair:
             # Without the window in the key, or a sequence, an old window would replace a newer one.
             key_contents = [results.holds.get(name) for name in sink.key]
             if sink.sequence is None and not {"window", "start", "end"} & set(key_contents):
-                raise errors.key_without_window(self._flow, sink.key)
+                raise RecoveryError(
+                    f"The key of {self._flow.sink.name}, {', '.join(sink.key)}, does not contain the window.",
+                    why="A row of a closed window would replace the newest one of its key, since the sink has no "
+                    "`sequence`.",
+                    state=UNCHANGED,
+                    remedy="Declare a `sequence` on the sink, or add the unchanged start or end of the window to its "
+                    "key.",
+                    code="HR-352",
+                )
             return _rows_with_keys(table, self._rows, sink.key), list(sink.key)
         column = next((name for name, content in results.holds.items() if content != "key"), None)
         if column is None:
-            raise errors.no_window_column(self._flow)
+            raise RecoveryError(
+                f"The rows of a window cannot be found in {self._flow.sink.name}.",
+                why="No column of the result is the window, its start or its end unchanged.",
+                state=UNCHANGED,
+                remedy="Let the transform keep the window's start or end in a column.",
+                code="HR-353",
+            )
         content = results.holds[column]
         bounds = ", ".join(timestamp_literal(end if content == "end" else start) for start, end in windows)
         self._where = f"{quote_name(column)}{'.start' if content == 'window' else ''} IN ({bounds})"

@@ -16,6 +16,7 @@ from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.kafka import first_timestamps
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import column_named
+from headrace.errors import RecoveryError
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -23,12 +24,13 @@ from headrace.flow.source import CanLoseRows, HasStartOffset, MissingOffsets
 from headrace.flow.target import Target
 from headrace.ingest.future_events import drop_invalid, validate_by_clock
 from headrace.ingest.parse import valid_rows, validate
-from headrace.operate.late import errors
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.spark_plan.late_filters import mark_input
 
 _POSITION = ("topic", "partition", "offset")
+
+UNCHANGED = "Nothing was changed. The late rows are in the ledger."
 
 
 class ReplayableRows:
@@ -52,7 +54,15 @@ class ReplayableRows:
             if first is None and isinstance(source, HasStartOffset):
                 first = source.start_offset(last)
             if first is None:
-                raise errors.no_beginning(self._flow, source.name)
+                raise RecoveryError(
+                    f"The windows of flow '{self._flow.name}' cannot be recomputed.",
+                    why="A window needs all rows, but the first offset that the flow read is unknown for "
+                    f"{source.name}. Sources of topics record it, and Delta tables have a `starting_version`.",
+                    state=UNCHANGED,
+                    remedy="Replay the flow under a new name, with a longer delay of its watermark: `headrace late` "
+                    "suggests one.",
+                    code="HR-354",
+                )
             self._deleted[name] = (
                 source.watch(self._target).missing_offsets(first, last) if isinstance(source, CanLoseRows) else ()
             )
@@ -68,7 +78,7 @@ class ReplayableRows:
             return None
         ranges_ = ", ".join(str(range_) for range_ in missing_ranges)
         so_far = "" if newest is None else f" They may reach up to {newest:%Y-%m-%d %H:%M:%S}Z."
-        return f"Records that may belong to it are gone from the source: {ranges_}.{so_far}"
+        return f"The source no longer has records that may belong to it: {ranges_}.{so_far}"
 
     def frames(self, first: datetime, end: datetime) -> dict[str, DataFrame]:
         """Return a DataFrame per input for the transform, with the rows in this range of event time."""

@@ -1,4 +1,4 @@
-"""Summarise the late rows of a flow: how many, how late, for which windows, and which delay would have kept them."""
+"""Summarise the late rows of a flow: number, delay, windows, and the watermark delay that would have included them."""
 
 import math
 from collections import Counter
@@ -61,7 +61,7 @@ class LateSummary:
     | by_batch    | rows by batch of the present checkpoint                                                      |
     | by_hour     | rows by the hour in which they were recorded, shortly after they came                         |
     | late_by     | seconds behind the watermark: p50, p90, p99, max                                             |
-    | delays      | the delay that would have kept 90, 99 and 100 % of the rows, per input with a watermark       |
+    | delays      | the delay that would have included 90, 99 and 100 % of the rows, per input with a watermark   |
     | unexplained | drops that Spark counted and that the ledger does not explain                                |
     """
 

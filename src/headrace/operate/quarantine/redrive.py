@@ -65,7 +65,7 @@ class RedrivePlan:
     | field      | meaning                                                                              |
     |------------|--------------------------------------------------------------------------------------|
     | topics     | rows that are valid now, by the topic that they are sent to                          |
-    | still_invalid  | rows that stay, by their present reason                                              |
+    | still_invalid | rows that stay, by their present reason                                              |
     | late       | rows to be sent whose event time is behind the present watermark of the flow         |
     | unfinished | rows of an unfinished portion of an earlier run; they go first                       |
     """

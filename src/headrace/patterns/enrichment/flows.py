@@ -13,34 +13,26 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
+from headrace.patterns.schema import required
 from headrace.sinks.delta.dimension import AsOf, Dimension, OnNewVersion, Refresh
 from headrace.sinks.delta.enriched import DeltaEnriched
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.kafka.source import KafkaSource
 
-# A field that is not nullable is required: a record without it goes to quarantine.
-PURCHASE = StructType(
-    [
-        StructField("purchase_id", StringType(), nullable=False),
-        StructField("product_id", StringType(), nullable=False),
-        StructField("user_id", StringType(), nullable=False),
-        StructField("quantity", IntegerType(), nullable=False),
-        StructField("ts", TimestampType(), nullable=False),
-    ]
+PURCHASE = required(
+    purchase_id=StringType(), product_id=StringType(), user_id=StringType(), quantity=IntegerType(), ts=TimestampType()
 )
 # What a purchase gets of its product.
 PRODUCT_COLUMNS = StructType(
     [StructField("name", StringType()), StructField("category", StringType()), StructField("price", DecimalType(10, 2))]
 )
-PRODUCT = StructType(
-    [
-        StructField("product_id", StringType(), nullable=False),
-        StructField("name", StringType(), nullable=False),
-        StructField("category", StringType(), nullable=False),
-        StructField("price", DecimalType(10, 2), nullable=False),
-        StructField("updated_at", TimestampType(), nullable=False),
-    ]
+PRODUCT = required(
+    product_id=StringType(),
+    name=StringType(),
+    category=StringType(),
+    price=DecimalType(10, 2),
+    updated_at=TimestampType(),
 )
 
 
@@ -59,13 +51,13 @@ class EnrichmentSettings:
     |                  |                  | the columns that `AsOf` names, and somebody else writes it          |
     | broadcast_limit  | 100 MB           | the most that the dimension may take in memory                      |
     | trigger          | every 30 seconds | freshness of the purchases                                          |
-    | idle             | 1 minute         | after how long without purchases those that wait are looked up when |
+    | idle_timeout     | 1 minute         | after how long without purchases those that wait are looked up when |
     |                  |                  | the dimension has changed; None waits for the next purchase         |
     | products_topic   | products         | where changes of products are read                                  |
     | products_trigger | every 10 seconds | how soon a product is known                                         |
     | max_offsets      | fits the machine | the most records of one batch                                       |
     | table            | silver/purchases | where purchases go, enriched and waiting ones                       |
-    | policy           | `TablePolicy()`  | how both tables are kept: small files joined, old ones removed      |
+    | policy           | `TablePolicy()`  | maintenance of both tables: compaction, retention      |
     """
 
     topic: str = "purchases"
@@ -87,7 +79,7 @@ class EnrichmentSettings:
         return self.topic, self.products_topic
 
 
-def as_they_are(rows: DataFrame) -> DataFrame:
+def pass_through(rows: DataFrame) -> DataFrame:
     """Return the rows: what makes this pattern is done by its sinks, batch by batch."""
     return rows
 
@@ -101,10 +93,10 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
         inputs=Input(
             KafkaSource(settings.topic, max_offsets_per_trigger=settings.max_offsets),
             schema=PURCHASE,
-            # Nothing is ever late here, without state. A time of the year 2099 is bad all the same.
+            # Nothing is ever late here, without state. A time of the year 2099 is invalid all the same.
             watermark=Watermark("ts", "0 seconds", idle_timeout=settings.idle_timeout),
         ),
-        transform=as_they_are,
+        transform=pass_through,
         sink=DeltaEnriched(
             settings.table,
             key="product_id",
@@ -129,7 +121,7 @@ def flows(settings: EnrichmentSettings | None = None) -> list[Flow]:
         inputs=Input(
             KafkaSource(settings.products_topic, max_offsets_per_trigger=settings.max_offsets), schema=PRODUCT
         ),
-        transform=as_they_are,
+        transform=pass_through,
         sink=DeltaUpsert(settings.dimension, key=("product_id",), sequence="updated_at", policy=settings.policy),
         output_mode=OutputMode.UPDATE,
         trigger=settings.products_trigger,

@@ -12,7 +12,7 @@ minutes, most in its first ones.
 Both come in one stream, in the order of their arrival, each record with its topic. A stream begins with all products
 that are known at its first moment.
 
-Late, duplicate and malformed purchases are as everywhere: `headrace.patterns.traffic`.
+Late, duplicate and malformed purchases: see `headrace.patterns.traffic`.
 """
 
 import json
@@ -25,19 +25,8 @@ from heapq import heappop, heappush, merge
 from itertools import count
 from typing import ClassVar
 
+from headrace.patterns import traffic
 from headrace.patterns.records import MINUTE_MS
-from headrace.patterns.traffic import (
-    Corruption,
-    DelayedSimulation,
-    GeneratedEvent,
-    GeneratedRecord,
-    Traffic,
-    TrafficGenerator,
-    broken_anywhere,
-    iso,
-    with_,
-    without,
-)
 
 _BORN_EVERY_MS = 20_000
 _SOLD_FOR = 120  # products: 40 minutes of births
@@ -64,12 +53,12 @@ class CatalogueEntry:
 def entry(seed: int, number: int) -> CatalogueEntry:
     """Return a product of the catalogue, by its number since the epoch."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - realistic, not secret
-    luck, born = rng.random(), number * _BORN_EVERY_MS
+    chance, born = rng.random(), number * _BORN_EVERY_MS
     category, kind = rng.choice(_CATEGORIES), rng.choice(_KINDS)
     announced: int | None = born - _AHEAD_MS
-    if luck < _NEVER:
+    if chance < _NEVER:
         announced = None
-    elif luck < _NEVER + _LATE:
+    elif chance < _NEVER + _LATE:
         announced = born + int(3 * MINUTE_MS * rng.random())
     return CatalogueEntry(number, f"p-{number:x}", f"{kind} {category} {number % 1000}", category, born, announced)
 
@@ -81,7 +70,7 @@ def price(seed: int, product: CatalogueEntry, change: int) -> str:
 
 
 @dataclass(frozen=True)
-class PurchaseTraffic(Traffic):
+class PurchaseTraffic(traffic.Traffic):
     """How a stream of purchases looks: as any traffic. Records of products come on top of `rate`.
 
     The topics are where the flows read.
@@ -109,7 +98,7 @@ class ProductGenerator:
         """That of the catalogue, which purchases are made from too."""
         return self.settings.seed
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         start = self.settings.milliseconds(from_)
         end = None if until is None else self.settings.milliseconds(until)
@@ -117,7 +106,7 @@ class ProductGenerator:
         # Late purchases reach back an hour, to products that were born 40 minutes before.
         for number in count(start // _BORN_EVERY_MS - 3 * _SOLD_FOR):
             product = entry(self.seed, number)
-            # Nothing of this product, or of a later one, is said before this.
+            # This product and later ones are not announced before this time.
             while due and due[0][0] <= product.born_ms - _AHEAD_MS:
                 if end is not None and due[0][0] >= end:
                     return
@@ -128,7 +117,7 @@ class ProductGenerator:
                 heappush(due, event)
 
     def _changes(self, product: CatalogueEntry, start: int) -> Iterator[tuple[int, int, int]]:
-        """Yield when what is said of a product: its number, and how often its price has changed."""
+        """Yield the announcements of a product: the time, its number, and how often its price has changed."""
         if product.announced_ms is None:
             return
         last = _SOLD_FOR * _BORN_EVERY_MS // _PRICE_LASTS_MS
@@ -143,49 +132,52 @@ class ProductGenerator:
         ]:
             yield moment, product.number, change
 
-    def _event(self, moment: int, number: int, change: int, start: int) -> GeneratedRecord:
+    def _event(self, moment: int, number: int, change: int, start: int) -> traffic.GeneratedRecord:
         product = entry(self.seed, number)
         text = (
             f'{{"product_id":"{product.product_id}","name":{json.dumps(product.name)},'
             f'"category":"{product.category}","price":{price(self.seed, product, change)},'
-            f'"updated_at":"{iso(moment)}"}}'
+            f'"updated_at":"{traffic.iso(moment)}"}}'
         )
         kind = "price" if change else "product"
-        return GeneratedRecord(product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic)
+        return traffic.GeneratedRecord(
+            product.product_id.encode(), text.encode(), moment, max(moment, start), kind, self.topic
+        )
 
 
-class _Simulation(DelayedSimulation):
+class _Simulation(traffic.DelayedSimulation):
     """One stream of purchases."""
 
     kind = "purchase"
 
-    def event_at(self, event_ms: int) -> GeneratedEvent:
+    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
         draw = self.random
         # The square crowds the draws at the newest products.
         product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
         text = (
             f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
-            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},"ts":"{iso(event_ms)}"}}'
+            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},'
+            f'"ts":"{traffic.iso(event_ms)}"}}'
         )
-        return GeneratedEvent(product.product_id.encode(), text, event_ms)
+        return traffic.GeneratedEvent(product.product_id.encode(), text, event_ms)
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("user_id", "ts"),
-    "quantity_not_a_number": with_(quantity="two"),
-    "no_quantity": without("quantity"),
-    "no_product_id": without("product_id"),
+# The corruptions of a valid event, by name.
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("user_id", "ts"),
+    "quantity_not_a_number": traffic.set_fields(quantity="two"),
+    "no_quantity": traffic.remove_field("quantity"),
+    "no_product_id": traffic.remove_field("product_id"),
 }
 
 
 @dataclass(frozen=True)
-class PurchaseGenerator(TrafficGenerator):
+class PurchaseGenerator(traffic.TrafficGenerator):
     """Streams of purchases."""
 
     settings: PurchaseTraffic = PurchaseTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
     @property
     def topic(self) -> str:
@@ -196,7 +188,7 @@ class PurchaseGenerator(TrafficGenerator):
 class EnrichmentGenerator(PurchaseGenerator):
     """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         both = ProductGenerator(self.settings).events(from_, until), super().events(from_, until)
         return merge(*both, key=lambda record: record.arrival_ms)

@@ -1,11 +1,11 @@
-"""The right answer of enrichment, in plain Python: each purchase once, with its product or waiting for it.
+"""The expected output of enrichment, in plain Python: each purchase once, with its product or waiting for it.
 
-A replay is handed what Kafka held, where Spark cut its batches, which version of the dimension each batch saw, and what
-these versions held. For each batch, in order:
+A replay gets the records of Kafka, the offsets of the batches, the version of the dimension that each batch read, and
+the rows of these versions. For each batch, in order:
 
-1. Take the purchases that wait, and those of the batch that are not bad.
-2. Look each one up in the batch's version: the product's row, or the one that was valid when it was bought.
-3. Whoever is found is enriched for good; whoever is not waits, marked with the version.
+1. Take the waiting purchases, and the valid purchases of the batch.
+2. Look up each product in the batch's version: its row, or the row that was valid at the time of the purchase.
+3. A purchase with a product is enriched and final. A purchase without one waits, with the number of the version.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,36 +13,27 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import (
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    decimal,
-    instant,
-    integer,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import ConsumedRecord, Event, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, batch_records
 
-PURCHASE = RecordSchema(
+PURCHASE = records.RecordSchema(
     (
-        Field("purchase_id", text),
-        Field("product_id", text),
-        Field("user_id", text),
-        Field("quantity", integer),
-        Field("ts", instant),
+        records.Field("purchase_id", records.text),
+        records.Field("product_id", records.text),
+        records.Field("user_id", records.text),
+        records.Field("quantity", records.integer),
+        records.Field("ts", records.instant),
     ),
     time="ts",
 )
-PRODUCT = RecordSchema(
+PRODUCT = records.RecordSchema(
     (
-        Field("product_id", text),
-        Field("name", text),
-        Field("category", text),
-        Field("price", decimal(10, 2)),
-        Field("updated_at", instant),
+        records.Field("product_id", records.text),
+        records.Field("name", records.text),
+        records.Field("category", records.text),
+        records.Field("price", records.decimal(10, 2)),
+        records.Field("updated_at", records.instant),
     ),
     time=None,
 )
@@ -60,7 +51,7 @@ class Purchase(Event):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A row of the dimension. It is valid from a time until before another one, microseconds; None is always."""
+    """A row of the dimension. It is valid from `valid_from_us` to before `valid_to_us`; None is unbounded."""
 
     product_id: str
     name: str
@@ -70,7 +61,7 @@ class Product:
     valid_to_us: int | None = None
 
     def is_valid_at(self, moment_us: int) -> bool:
-        """Whether the row says what was so at that time."""
+        """Whether the row is valid at that time."""
         is_started = self.valid_from_us is None or self.valid_from_us <= moment_us
         return is_started and (self.valid_to_us is None or moment_us < self.valid_to_us)
 
@@ -93,10 +84,10 @@ class EnrichedPurchase:
 
 @dataclass(frozen=True)
 class EnrichmentOutcome:
-    """What the table must hold, the bad records, and how many purchases were enriched in a later batch than theirs."""
+    """The expected rows, the invalid records, and how many purchases were enriched in a later batch than theirs."""
 
     rows: list[EnrichedPurchase]
-    bad: list[InvalidRecord]
+    invalid: list[InvalidRecord]
     enriched_later: int
 
 
@@ -120,9 +111,9 @@ def replay(
     outcome = EnrichmentOutcome([], [], 0)
     later, version = 0, -1
     for batch, version in zip(batches, versions_seen, strict=True):
-        judged = [judge(record) for record in batch_records(log, batch)]
-        outcome.bad.extend(verdict for verdict in judged if isinstance(verdict, InvalidRecord))
-        arrived = [verdict for verdict in judged if not isinstance(verdict, InvalidRecord)]
+        parsed = [parse_purchase(record) for record in batch_records(log, batch)]
+        outcome.invalid.extend(verdict for verdict in parsed if isinstance(verdict, InvalidRecord))
+        arrived = [verdict for verdict in parsed if not isinstance(verdict, InvalidRecord)]
         still: list[Purchase] = []
         for number, purchase in enumerate([*waiting, *arrived]):
             match = _find(by_id.get(version, {}).get(purchase.product_id, ()), purchase)
@@ -133,19 +124,19 @@ def replay(
                 later += number < len(waiting)
         waiting = still
     outcome.rows.extend(_row(purchase, None, version) for purchase in waiting)
-    return EnrichmentOutcome(outcome.rows, outcome.bad, later)
+    return EnrichmentOutcome(outcome.rows, outcome.invalid, later)
 
 
-def judge(record: ConsumedRecord) -> Purchase | InvalidRecord:
-    """Say what a record is: a purchase, or bad for the first reason that holds."""
-    return PURCHASE.read(record, Purchase)
+def parse_purchase(record: ConsumedRecord) -> Purchase | InvalidRecord:
+    """Parse a record; return an InvalidRecord with the first reason that applies."""
+    return PURCHASE.parse_event(record, Purchase)
 
 
 def newest_products(records: Iterable[ConsumedRecord]) -> dict[str, Product]:
-    """Return what the dimension must hold after these records: of each product what was said last, by its own time."""
+    """Return the expected dimension after these records: the newest row of each product by `updated_at`."""
     newest: dict[str, tuple[int, Product]] = {}
     for record in records:
-        values = PRODUCT.judge(record)
+        values = PRODUCT.parse(record)
         if isinstance(values, InvalidRecord):
             continue
         product = Product(

@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import partial
 
 from pyspark.sql import Column, DataFrame, functions as F
-from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DecimalType, StringType, TimestampType
 
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
@@ -17,6 +17,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
 from headrace.patterns.iot.silence import Silence
+from headrace.patterns.schema import required
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut, Filtered
@@ -27,15 +28,10 @@ from headrace.transforms.averages import exact_average
 from headrace.transforms.keyed.on_spark import per_key
 from headrace.transforms.windows import tumbling, window_bounds
 
-# A field that is not nullable is required. Decimals: an average is exact, whatever the order of the rows. A sensor that
+# Decimals: an average is exact, whatever the order of the rows. A sensor that
 # is broken says 99999: that does not fit, and goes to quarantine.
-READING = StructType(
-    [
-        StructField("device_id", StringType(), nullable=False),
-        StructField("temperature", DecimalType(6, 2), nullable=False),
-        StructField("humidity", DecimalType(5, 2), nullable=False),
-        StructField("ts", TimestampType(), nullable=False),
-    ]
+READING = required(
+    device_id=StringType(), temperature=DecimalType(6, 2), humidity=DecimalType(5, 2), ts=TimestampType()
 )
 HIGH_TEMP, HIGH_HUMIDITY = "HIGH_TEMP", "HIGH_HUMIDITY"
 
@@ -54,12 +50,12 @@ class IotSettings:
     | high_humidity | 90                  | HIGH_HUMIDITY above it, by the average of a window                 |
     | silence       | 15 minutes          | how long a device may say nothing                                  |
     | forget        | 30 days             | how long a silent device is remembered; later it is a new one      |
-    | idle          | 5 minutes           | after how long without any reading the clock moves the watermark   |
+    | idle_timeout  | 5 minutes           | after how long without a reading the clock advances the watermark  |
     | trigger       | every 30 seconds    | freshness of the table and of the alerts                           |
     | gold_table    | gold/device_metrics | where the figures go                                               |
     | alerts_topic  | iot-alerts          | where windows with an alert go                                     |
     | status_topic  | iot-device-status   | where silent devices, and their return, are reported               |
-    | policy        | `TablePolicy()`     | how the gold table is kept: small files joined, old ones removed   |
+    | policy        | `TablePolicy()`     | maintenance of the gold table: compaction, retention   |
     """
 
     topic: str = "iot-telemetry"

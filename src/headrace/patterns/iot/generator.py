@@ -4,10 +4,10 @@
 - The first device is the busiest: it sends a fixed share of all readings, whatever the others do.
 - Every ten minutes another device overheats, and another one is damp: the alerts.
 - Now and then a device says nothing for 20 to 50 minutes: the silences.
-- A `late` record is one that a device kept while it was offline, from ten minutes up to six hours ago.
-- Other readings lie seconds behind their arrival, now and then minutes.
+- A `late` record is one that a device stored while it was offline, for ten minutes up to six hours.
+- Other readings arrive seconds late, sometimes minutes.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 import math
@@ -18,31 +18,21 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+from headrace.patterns import traffic
 from headrace.patterns.records import MINUTE_MS
-from headrace.patterns.traffic import (
-    Corruption,
-    GeneratedEvent,
-    Traffic,
-    TrafficGenerator,
-    broken_anywhere,
-    iso,
-    network_delay_ms,
-    with_,
-    without,
-)
 
 DAY_MS = 24 * 60 * MINUTE_MS
 
 _TROUBLE_LASTS_MS = 10 * MINUTE_MS  # two windows of five minutes
-_ROUND_MS = 90 * MINUTE_MS  # of which a device is silent at most once
+_ROUND_MS = 90 * MINUTE_MS  # a device is silent at most once in it
 _SILENT_SHARE = 0.15
 _SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS = 20 * MINUTE_MS, 50 * MINUTE_MS
 _SHORTEST_OFFLINE_MS, _LONGEST_OFFLINE_MS = 10 * MINUTE_MS, 6 * 60 * MINUTE_MS
 
 
 @dataclass(frozen=True)
-class IotTraffic(Traffic):
-    """How a stream of readings looks: as any traffic, of so many devices, the first of which sends a share of it."""
+class IotTraffic(traffic.Traffic):
+    """How a stream of readings looks: any traffic, of some devices. The first device sends a fixed share of it."""
 
     pattern: ClassVar[str] = "iot"
 
@@ -53,11 +43,13 @@ class IotTraffic(Traffic):
         """Refuse what no stream can be."""
         super().__post_init__()
         if self.devices < 2:
-            raise self.refused(
+            raise self.invalid_settings(
                 f"devices is {self.devices}", "One of them is the busiest, so there are two at the least."
             )
         if not 0 < self.busiest < 1:
-            raise self.refused(f"busiest is {self.busiest}", "It is a share of all readings, and not all of them.")
+            raise self.invalid_settings(
+                f"busiest is {self.busiest}", "It is a share of all readings, and not all of them."
+            )
 
 
 class _Simulation:
@@ -66,27 +58,27 @@ class _Simulation:
     kind = "reading"
 
     def __init__(self, settings: IotTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
+        rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._names = [f"dev-{number:04d}" for number in range(settings.devices)]
         self._keys = [name.encode() for name in self._names]
         self._busiest = settings.busiest
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._delays = [traffic.network_delay_ms(rng) for _ in range(4096)]
         self._planned_until, self._weights = start_ms, [0.0]
         self._overheated, self._damp = -1, -1
 
-    def event(self, now: int) -> GeneratedEvent:
+    def event(self, now: int) -> traffic.GeneratedEvent:
         device = self._choose(now)
         return self._event(device, now - self._delays[self._bits(12)])
 
-    def late(self, now: int) -> GeneratedEvent:
+    def late(self, now: int) -> traffic.GeneratedEvent:
         offline = _SHORTEST_OFFLINE_MS + int(self.random() * (_LONGEST_OFFLINE_MS - _SHORTEST_OFFLINE_MS))
         return self._event(self._choose(now), now - offline)
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> traffic.GeneratedEvent:
         return self._event(self._choose(now), now)
 
-    def _event(self, device: int, ts: int) -> GeneratedEvent:
+    def _event(self, device: int, ts: int) -> traffic.GeneratedEvent:
         of_day = math.sin(ts % DAY_MS / DAY_MS * math.tau)
         temperature = 45 + device % 20 + 8 * of_day + 4 * (self.random() - 0.5)
         humidity = 55 - device % 10 - 15 * of_day + 6 * (self.random() - 0.5)
@@ -96,9 +88,9 @@ class _Simulation:
             humidity = 91 + 8 * self.random()
         text = (
             f'{{"device_id":"{self._names[device]}","temperature":{temperature:.2f},"humidity":{humidity:.2f},'
-            f'"ts":"{iso(ts)}"}}'
+            f'"ts":"{traffic.iso(ts)}"}}'
         )
-        return GeneratedEvent(self._keys[device], text, ts)
+        return traffic.GeneratedEvent(self._keys[device], text, ts)
 
     def _choose(self, now: int) -> int:
         """Draw who sends next."""
@@ -106,7 +98,7 @@ class _Simulation:
             self._weights = list(accumulate(self._plan(now)))
             self._planned_until = now - now % MINUTE_MS + MINUTE_MS
         weights = self._weights
-        # The bound keeps a draw that rounds up to the sum within the list.
+        # The bound excludes an index after the list: a draw may round up to the sum.
         return bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
 
     def _plan(self, now: int) -> Iterator[float]:
@@ -123,31 +115,31 @@ class _Simulation:
         return any(start <= now < end for period in (this - 1, this) for start, end in self._silence(device, period))
 
     def _silence(self, device: int, turn: int) -> Iterator[tuple[int, int]]:
-        luck = random.Random(f"{self._seed}/silence/{device}/{turn}")  # noqa: S311
-        if luck.random() < _SILENT_SHARE:
-            start = turn * _ROUND_MS + int(luck.random() * (_ROUND_MS - _LONGEST_SILENCE_MS))
-            yield start, start + luck.randint(_SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS)
+        chance = random.Random(f"{self._seed}/silence/{device}/{turn}")  # noqa: S311
+        if chance.random() < _SILENT_SHARE:
+            start = turn * _ROUND_MS + int(chance.random() * (_ROUND_MS - _LONGEST_SILENCE_MS))
+            yield start, start + chance.randint(_SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS)
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("device_id", "ts"),
-    "temperature_not_a_number": with_(temperature="hot"),
-    "sensor_broken": with_(temperature=99999),
-    "no_device_id": without("device_id"),
-    "no_humidity": without("humidity"),
+# The corruptions of a valid event, by name.
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("device_id", "ts"),
+    "temperature_not_a_number": traffic.set_fields(temperature="hot"),
+    "sensor_broken": traffic.set_fields(temperature=99999),
+    "no_device_id": traffic.remove_field("device_id"),
+    "no_humidity": traffic.remove_field("humidity"),
     "null_key": str.encode,
 }
 
 
 @dataclass(frozen=True)
-class IotGenerator(TrafficGenerator):
+class IotGenerator(traffic.TrafficGenerator):
     """Streams of readings."""
 
     topic: ClassVar[str] = "iot-telemetry"
     settings: IotTraffic = IotTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
 
 generator = IotGenerator().with_traffic

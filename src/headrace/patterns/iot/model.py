@@ -1,4 +1,4 @@
-"""The right answer of the IoT pattern, in plain Python: what Spark must give, worked out without Spark.
+"""The expected output of the IoT pattern, computed in plain Python without Spark.
 
 What a reading is, what is made of the readings of a device and a window, and which devices were silent. The course of
 the batches, the watermark and what is late for a window are those of every flow with windows:
@@ -10,29 +10,18 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 
-from headrace.patterns.records import (
-    HOUR_MS,
-    MINUTE_MS,
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    average,
-    decimal,
-    instant,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import HOUR_MS, MINUTE_MS, ConsumedRecord, Event, InvalidRecord, average
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, batch_records
 
 DAY_MS = 24 * HOUR_MS
 
-READING = RecordSchema(
+READING = records.RecordSchema(
     (
-        Field("device_id", text),
-        Field("temperature", decimal(6, 2)),
-        Field("humidity", decimal(5, 2)),
-        Field("ts", instant),
+        records.Field("device_id", records.text),
+        records.Field("temperature", records.decimal(6, 2)),
+        records.Field("humidity", records.decimal(5, 2)),
+        records.Field("ts", records.instant),
     ),
     time="ts",
     key_required=True,
@@ -48,9 +37,9 @@ class Reading(Event):
     humidity: Decimal
 
 
-def judge(record: ConsumedRecord) -> Reading | InvalidRecord:
-    """Say what a record is: a reading, or bad for the first reason that holds."""
-    return READING.read(record, Reading)
+def parse_reading(record: ConsumedRecord) -> Reading | InvalidRecord:
+    """Parse a record; return an InvalidRecord with the first reason that applies."""
+    return READING.parse_event(record, Reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +95,7 @@ def device_metrics(
             alert(hottest, damp, high_temp, high_humidity),
         )
 
-    return WindowFlow(5 * MINUTE_MS, 2 * MINUTE_MS, judge, _is_counted, _device, row, append=False)
+    return WindowFlow(5 * MINUTE_MS, 2 * MINUTE_MS, parse_reading, _is_counted, _device, row, append=False)
 
 
 def _is_counted(_reading: Reading) -> bool:
@@ -117,56 +106,42 @@ def _device(reading: Reading) -> str:
     return reading.device_id
 
 
-DEVICE_METRICS = device_metrics()
-
-
-def recompute(records: Iterable[ConsumedRecord], flow: WindowFlow[Reading, DeviceMetrics]) -> list[DeviceMetrics]:
-    """Return the gold table as a batch makes it of all records: nothing is late. What a repair has to come to."""
-    groups: dict[tuple[int, str], list[Reading]] = {}
-    for record in records:
-        reading = flow.judge(record)
-        if not isinstance(reading, InvalidRecord):
-            for start in flow.starts(reading):
-                groups.setdefault((start, reading.device_id), []).append(reading)
-    return [flow.row(start, start + flow.window_ms, device, groups[start, device]) for start, device in sorted(groups)]
-
-
 @dataclass(frozen=True)
-class Silences:
+class SilenceOutcome:
     """The expected statuses, late rows (per batch) and invalid records of the flow of silent devices."""
 
     statuses: list[DeviceStatusRow]
     late: list[int]
-    bad: list[InvalidRecord]
+    invalid: list[InvalidRecord]
 
 
-def silences(
+def replay_silences(
     records: Iterable[ConsumedRecord],
     batches: Iterable[BatchOffsets],
     *,
     silence_ms: int = 15 * MINUTE_MS,
     forget_ms: int = 30 * DAY_MS,
     delay_ms: int = 2 * MINUTE_MS,
-) -> Silences:
+) -> SilenceOutcome:
     """Run the flow over its batches. W[N] is the watermark in force, as in `window_model`.
 
-    1. A reading is late that is not after W[N-1].
-    2. The statuses after the last batch N are those that are certain at W[N]: a device was silent when more than
-       `silence_ms` lie between two of its readings, or behind the last; it is back with the next reading, unless that
+    1. A reading is late if it is not after W[N-1].
+    2. The statuses after the last batch N are those that are final at W[N]: a device was silent if it sent nothing for
+       more than `silence_ms` between two readings or after the last one. It is back with the next reading, unless that
        comes more than `forget_ms` later.
     """
     log = {(record.partition, record.offset): record for record in records}
     readings_of: dict[str, list[int]] = {}
-    result = Silences([], [], [])
+    result = SilenceOutcome([], [], [])
     watermark_before, watermark, upcoming = 0, 0, 0
     for batch in batches:
         watermark_before, watermark = watermark, upcoming
-        judged = [judge(record) for record in batch_records(log, batch)]
-        result.bad.extend(reading for reading in judged if isinstance(reading, InvalidRecord))
-        readings = [reading for reading in judged if not isinstance(reading, InvalidRecord)]
-        in_time = [reading for reading in readings if reading.event_time_us > watermark_before * 1000]
-        result.late.append(len(readings) - len(in_time))
-        for reading in in_time:
+        parsed = [parse_reading(record) for record in batch_records(log, batch)]
+        result.invalid.extend(reading for reading in parsed if isinstance(reading, InvalidRecord))
+        readings = [reading for reading in parsed if not isinstance(reading, InvalidRecord)]
+        on_time = [reading for reading in readings if reading.event_time_us > watermark_before * 1000]
+        result.late.append(len(readings) - len(on_time))
+        for reading in on_time:
             readings_of.setdefault(reading.device_id, []).append(reading.event_time_ms)
         upcoming = max([watermark, *(reading.event_time_ms - delay_ms for reading in readings)])
     for device, times in sorted(readings_of.items()):

@@ -1,9 +1,9 @@
 """Detect silent devices with custom state: one status row per silence, and one when the device is back.
 
-The state of a device is a list of stretches: readings that follow each other without a silence. Nearly always there is
-one. No status is emitted before the watermark has passed it. A reading that was delayed may still close a
-gap, so a gap between two readings is no silence yet. So the result does not depend on how rows are spread
-over batches: after an outage of the flow itself, hours of readings may come in one call.
+The state of a device is a list of active periods: readings that follow each other without a silence. Nearly always
+there is one. A status is emitted after the watermark has passed it: a delayed reading may still close a gap between two
+readings. So the result does not depend on how rows are spread over batches: after an outage of the flow, hours of
+readings may come in one call.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SILENT, BACK = "SILENT", "BACK"
 
 
 @dataclass
-class Stretch:
+class ActivePeriod:
     """Readings without a silence between them."""
 
     first: datetime
@@ -28,9 +28,9 @@ class Stretch:
 
 @dataclass
 class DeviceHistory:
-    """The state of a device: its stretches in order, and the last reading before a silence that was reported."""
+    """The state of a device: its active periods in order, and the last reading before a silence that was reported."""
 
-    stretches: list[Stretch] = field(default_factory=list)
+    active_periods: list[ActivePeriod] = field(default_factory=list)
     silent_since: datetime | None = None
 
 
@@ -48,8 +48,7 @@ class DeviceStatus:
 class Silence(KeyedState[DeviceHistory, DeviceStatus]):
     """Report a device that sends nothing for longer than `silence`.
 
-    A device without a reading for longer than `forget` is forgotten: its state is removed, and its return is not
-    reported.
+    The state of a device without a reading for longer than `forget` is removed, and its return is not reported.
     """
 
     clock = EventTime("ts")
@@ -60,9 +59,11 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
     def handle_rows(
         self, key: Row, rows: list[Row], state: ValueState[DeviceHistory], timers: Timers
     ) -> Iterator[DeviceStatus]:
-        """Add readings to the stretches, and set the timer of the next status. Emits nothing."""
+        """Add readings to the active periods, and set the timer of the next status. Emits nothing."""
         history = state.value or DeviceHistory()
-        history.stretches = self._joined([*history.stretches, *(Stretch(row.ts, row.ts) for row in rows)])
+        history.active_periods = self._merge_periods(
+            [*history.active_periods, *(ActivePeriod(row.ts, row.ts) for row in rows)]
+        )
         state.value = history
         timers.register_only(self._next(history))
         return iter(())
@@ -74,15 +75,15 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
         history = state.value
         if history is None:
             return
-        while history.stretches and (moment := self._next(history)) <= timers.now:
+        while history.active_periods and (moment := self._next(history)) <= timers.now:
             if history.silent_since is None:
-                history.silent_since = history.stretches.pop(0).last
+                history.silent_since = history.active_periods.pop(0).last
                 yield self._status(key, SILENT, history.silent_since, moment)
             else:
                 if moment - history.silent_since <= self.forget:
                     yield self._status(key, BACK, history.silent_since, moment)
                 history.silent_since = None
-        if history.stretches:
+        if history.active_periods:
             timers.register(self._next(history))
         elif history.silent_since is not None and history.silent_since + self.forget > timers.now:
             timers.register(history.silent_since + self.forget)
@@ -90,18 +91,18 @@ class Silence(KeyedState[DeviceHistory, DeviceStatus]):
             state.value = None
 
     def _next(self, history: DeviceHistory) -> datetime:
-        """Return when the first stretch changes the status: at its end, or at its beginning after a silence."""
-        stretch = history.stretches[0]
-        return stretch.last + self.silence if history.silent_since is None else stretch.first
+        """Return when the first active period changes the status: at its end, or at its start after a silence."""
+        period = history.active_periods[0]
+        return period.last + self.silence if history.silent_since is None else period.first
 
-    def _joined(self, stretches: list[Stretch]) -> list[Stretch]:
-        joined: list[Stretch] = []
-        for stretch in sorted(stretches, key=lambda stretch: stretch.first):
-            if joined and stretch.first - joined[-1].last <= self.silence:
-                joined[-1].last = max(joined[-1].last, stretch.last)
+    def _merge_periods(self, periods: list[ActivePeriod]) -> list[ActivePeriod]:
+        merged: list[ActivePeriod] = []
+        for period in sorted(periods, key=lambda period: period.first):
+            if merged and period.first - merged[-1].last <= self.silence:
+                merged[-1].last = max(merged[-1].last, period.last)
             else:
-                joined.append(stretch)
-        return joined
+                merged.append(period)
+        return merged
 
     def _status(self, key: Row, status: str, last_seen: datetime, at: datetime) -> DeviceStatus:
         return DeviceStatus(key.device_id, status, last_seen, at, (at - last_seen) // timedelta(seconds=1))

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pyspark.sql import DataFrame, functions as F
-from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DecimalType, IntegerType, StringType, TimestampType
 
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.rules import Rule
 from headrace.flow.source import AutoBatchSize
+from headrace.patterns.schema import required
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
@@ -25,16 +26,13 @@ from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.averages import exact_average
 from headrace.transforms.dedup import deduplicate
 
-# A field that is not nullable is required: a record without it goes to quarantine.
-ORDER = StructType(
-    [
-        StructField("order_id", StringType(), nullable=False),
-        StructField("customer_id", StringType(), nullable=False),
-        StructField("country", StringType(), nullable=False),
-        StructField("amount", DecimalType(10, 2), nullable=False),
-        StructField("items", IntegerType(), nullable=False),
-        StructField("ordered_at", TimestampType(), nullable=False),
-    ]
+ORDER = required(
+    order_id=StringType(),
+    customer_id=StringType(),
+    country=StringType(),
+    amount=DecimalType(10, 2),
+    items=IntegerType(),
+    ordered_at=TimestampType(),
 )
 
 # When bronze got a record. Columns of the record go by Kafka's names in rules and transforms.
@@ -45,7 +43,7 @@ RULES = (
     Rule("not_from_the_future", "ordered_at <= timestamp + INTERVAL 1 HOUR", "quarantine"),
     Rule("no_test_orders", "NOT startswith(customer_id, 'test-')", "drop"),
     Rule("few_items", "items <= 50", "warn"),
-    # A unit that changed at the producer, cents for euros say: better to stop than to file a whole shop.
+    # The producer changed the unit, for example to cents: stop, instead of quarantining all orders of a shop.
     Rule("sane_amount", "amount < 1000000", "fail"),
 )
 
@@ -82,9 +80,9 @@ class MedallionSettings:
     | bronze_table   | bronze/web_orders | everything as it came                                                   |
     | silver_table   | silver/web_orders | each order once                                                         |
     | gold_table     | gold/daily_sales | figures per day and country                                              |
-    | bronze_policy  | keep everything  | properties and upkeep of bronze                                          |
-    | silver_policy  | keep everything  | properties and upkeep of silver                                          |
-    | gold_policy    | a week           | properties and upkeep of gold                                            |
+    | bronze_policy  | keep everything  | properties and maintenance of bronze                                     |
+    | silver_policy  | keep everything  | properties and maintenance of silver                                     |
+    | gold_policy    | a week           | properties and maintenance of gold                                       |
     """
 
     topic: str = "web-orders"
@@ -109,7 +107,7 @@ class MedallionSettings:
 
 
 def to_bronze(records: DataFrame) -> DataFrame:
-    """Keep a record whole: its bytes, its headers and where it lay. The time of the batch is that of its offset log."""
+    """Keep the unchanged record: key, value, headers and Kafka position. The offset log has the time of the batch."""
     return records.select(
         F.col("value").alias("payload"),
         "key",

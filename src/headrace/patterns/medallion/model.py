@@ -1,8 +1,8 @@
-"""The right answer of the medallion, in plain Python: what each layer must hold, worked out without Spark.
+"""The expected rows of each layer of the medallion, computed in plain Python without Spark.
 
-Bronze is the records themselves. Silver is what is left of them by the schema and the rules, each order once within the
-time of arrival in bronze. Gold is figures over silver. No layer depends on how its own batches were cut: one function
-of all records says what it holds.
+Bronze has all records. Silver has the records that meet the schema and the rules, each order once within a time of
+arrival in bronze. Gold has figures over silver. No layer depends on the boundaries of its batches: one function of all
+records computes its rows.
 """
 
 from collections import Counter
@@ -12,27 +12,17 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import cast
 
-from headrace.patterns.records import (
-    HOUR_MS,
-    ConsumedRecord,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    average,
-    decimal,
-    instant,
-    integer,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import HOUR_MS, ConsumedRecord, InvalidRecord, average
 
-ORDER = RecordSchema(
+ORDER = records.RecordSchema(
     (
-        Field("order_id", text),
-        Field("customer_id", text),
-        Field("country", text),
-        Field("amount", decimal(10, 2)),
-        Field("items", integer),
-        Field("ordered_at", instant),
+        records.Field("order_id", records.text),
+        records.Field("customer_id", records.text),
+        records.Field("country", records.text),
+        records.Field("amount", records.decimal(10, 2)),
+        records.Field("items", records.integer),
+        records.Field("ordered_at", records.instant),
     ),
     time=None,
 )
@@ -80,25 +70,25 @@ class Silver:
     """The expected rows of silver, its quarantined records, and how many rows violated each rule."""
 
     orders: list[WebOrder] = field(default_factory=list)
-    bad: list[InvalidRecord] = field(default_factory=list)
-    broken: Counter[str] = field(default_factory=Counter)
+    invalid: list[InvalidRecord] = field(default_factory=list)
+    violations: Counter[str] = field(default_factory=Counter)
 
 
 def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules: Rules = RULES) -> Silver:
     """Return what silver makes of records, in the order of their arrival. Their timestamp is when bronze got them."""
-    result = Silver(broken=Counter(dict.fromkeys(rules, 0)))
+    result = Silver(violations=Counter(dict.fromkeys(rules, 0)))
     first_arrivals: dict[str, int] = {}
     for record in sorted(records, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
-        order = judge(record)
+        order = parse_web_order(record)
         if isinstance(order, InvalidRecord):
-            result.bad.append(order)
+            result.invalid.append(order)
             continue
-        broken = [name for name, (_, keeps) in rules.items() if not keeps(order, record)]
-        result.broken.update(broken)
-        rule = next((name for name in broken if rules[name][0] == "quarantine"), None)
+        violated = [name for name, (_, keeps) in rules.items() if not keeps(order, record)]
+        result.violations.update(violated)
+        rule = next((name for name in violated if rules[name][0] == "quarantine"), None)
         if rule is not None:
-            result.bad.append(InvalidRecord(record.partition, record.offset, f"rule:{rule}"))
-        elif not any(rules[name][0] == "drop" for name in broken):
+            result.invalid.append(InvalidRecord(record.partition, record.offset, f"rule:{rule}"))
+        elif not any(rules[name][0] == "drop" for name in violated):
             before = first_arrivals.get(order.order_id)
             if before is None or record.timestamp_ms > before + within_ms:
                 first_arrivals[order.order_id] = record.timestamp_ms
@@ -106,9 +96,9 @@ def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules
     return result
 
 
-def judge(record: ConsumedRecord) -> WebOrder | InvalidRecord:
-    """Say what a record is by the schema alone."""
-    values = ORDER.judge(record)
+def parse_web_order(record: ConsumedRecord) -> WebOrder | InvalidRecord:
+    """Parse a record by the schema alone; return an InvalidRecord with the first reason that applies."""
+    values = ORDER.parse(record)
     if isinstance(values, InvalidRecord):
         return values
     ordered_us = cast("int", values["ordered_at"])

@@ -17,20 +17,14 @@ from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
+from headrace.patterns.schema import required
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.windows import tumbling, window_bounds
 
 Join = Literal["inner", "left", "right", "full"]
 
-# A field that is not nullable is required: a record without it goes to quarantine.
-ORDER = StructType(
-    [
-        StructField("order_id", StringType(), nullable=False),
-        StructField("user_id", StringType(), nullable=False),
-        StructField("order_time", TimestampType(), nullable=False),
-    ]
-)
+ORDER = required(order_id=StringType(), user_id=StringType(), order_time=TimestampType())
 PAYMENT = StructType(
     [
         StructField("order_id", StringType(), nullable=False),
@@ -59,7 +53,7 @@ class OrderSettings:
     | bound           | 1 hour           | how long after its order a payment may be made                     |
     | inner_watermark | 10 minutes       | how late a row may be for the inner join                           |
     | outer_watermark | 30 minutes       | how late a row may be for the outer joins                          |
-    | idle            | None             | how long a quiet topic is waited for before time moves on alone    |
+    | idle_timeout    | None             | after how long an idle topic no longer holds the watermark back    |
     | trigger         | every 30 seconds | freshness of the tables                                            |
     | max_offsets     | fits the machine | the most records of one batch, of each topic                       |
     | folder          | silver           | where the tables are, each named as its flow                       |
@@ -91,10 +85,10 @@ class OrderSettings:
         return f"{self.folder}/{NAMES[how]}"
 
     def expected_rows(self, how: Join, orders_per_second: float, payments_per_second: float) -> int:
-        """Return how many rows the state of a join comes to: each side's rate, times how long its rows are kept.
+        """Return the number of rows in the state of a join: the rate of each side, times how long its rows stay.
 
-        An order waits until the watermark has passed the bound, which lies the delay behind the newest row. A payment
-        waits for an order of before it, so only for the delay.
+        An order stays until the watermark, which is the delay behind the newest row, has passed its bound. A payment
+        can only match an earlier order, so it stays for the delay.
         """
         return round(sum(self._expected(how, orders_per_second, payments_per_second)))
 
@@ -111,7 +105,7 @@ class OrderSettings:
         return orders_per_second * (delay + bound), payments_per_second * delay
 
     def reads(self, how: Join, side: Literal["orders", "payments"]) -> Input:
-        """Return what a join reads of a side."""
+        """Return the input of a join for one side."""
         topic, schema, column = {
             "orders": (self.orders_topic, ORDER, "order_time"),
             "payments": (self.payments_topic, PAYMENT, "pay_time"),
@@ -121,11 +115,11 @@ class OrderSettings:
         return Input(source, schema=schema, watermark=watermark, key_required=True)
 
 
-def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
+def join_payments(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> DataFrame:
     """Return orders joined with their payments. If a side has no partner, its columns are null.
 
-    The bound is what lets a stream forget: an order that the watermark has passed by more than it has no payment to
-    come. Without it the state would grow forever, and a row without partner could never be emitted.
+    The bound limits the state: no payment can match an order that the watermark has passed by more than the bound.
+    Without it the state would grow forever, and a row without partner could never be emitted.
     """
     seconds = Duration.parse(bound).ms / 1000
     paid = payments.withColumnRenamed("order_id", "paid_order_id")
@@ -141,7 +135,7 @@ def joined(orders: DataFrame, payments: DataFrame, how: Join, bound: str) -> Dat
 def hit_rate(rows: DataFrame) -> DataFrame:
     """Return the share of orders that found their payment, by the minute of the order.
 
-    Of the rows of a left or full join. The last minutes of a stream are not judged yet: an order counts as unpaid when
+    Of the rows of a left or full join. The last minutes of a stream are not final yet: an order counts as unpaid when
     the watermark has passed its bound, and as paid immediately.
     """
     orders = rows.where(F.col("order_time").isNotNull())
@@ -161,7 +155,7 @@ def flows(settings: OrderSettings | None = None) -> list[Flow]:
             name=NAMES[how],
             description=f"Orders with their payments, {how} join",
             inputs={"orders": settings.reads(how, "orders"), "payments": settings.reads(how, "payments")},
-            transform=partial(joined, how=how, bound=settings.bound),
+            transform=partial(join_payments, how=how, bound=settings.bound),
             sink=DeltaAppend(settings.table(how)),
             trigger=settings.trigger,
         )

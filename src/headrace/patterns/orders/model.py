@@ -1,24 +1,23 @@
-"""The right answer of orders and payments, in plain Python: what Spark must give, worked out without Spark.
+"""The expected output of orders and payments, computed in plain Python without Spark.
 
-The model is handed what Kafka held and where Spark cut its batches, and nothing else from the system under test. All
+The model gets the records of Kafka and the offsets of the batches, and nothing else from the system under test. All
 times are whole milliseconds since the epoch, UTC. A replay takes these steps for batch N:
 
-1. Take the records between the batch's offsets, of both topics, and judge each: an event, or `InvalidRecord`.
+1. Take the records between the batch's offsets, of both topics, and parse each: an event, or `InvalidRecord`.
 2. W[N] is the watermark in force: W[0] is 0, later ones are step 7 of the batch before.
 3. A row at or before W[N-1] is late: counted, and dropped.
-4. Each new order meets the payments that are kept, then is kept itself; each new payment meets the orders that are
-   kept, new ones among them. A row that step 5 would forget immediately is not stored: later rows of the same batch do
-   not meet it.
-5. Forget the orders that are older than W[N] by more than the bound, and the payments older than W[N]: no partner of
-   theirs can come that is not late.
-6. Pairs are put out where they meet. A row that goes unmatched is put out with nulls in the batch that forgets it,
-   where the join keeps its side.
+4. Match each new order with the payments in the state, then store the order. Match each new payment with the orders
+   in the state, new ones included. A row that step 5 would evict immediately is not stored: later rows of the same
+   batch do not match it.
+5. Evict the orders that are older than W[N] by more than the bound, and the payments older than W[N]: every later
+   partner would be late.
+6. A pair is emitted when it matches. An unmatched row is emitted with nulls in the batch that evicts it, if the join
+   preserves its side.
 7. The watermark of a topic is its highest event time so far less the delay, and 0 before its first row. W[N+1] is the
-   lower one of the two, or W[N] if that is higher. Bad records never count.
+   lower one of the two, or W[N] if that is higher. Invalid records never count.
 
-A restarted driver does not know how far each topic was, and knows only W: step 7 then looks at the batches since
-that start. Where it is not known when that was, the watermarks that were recorded are taken, as long as there are
-starts that give each of them.
+A restarted driver does not know the progress of each topic, only W: step 7 then uses the batches since that start.
+If the batch of the start is unknown, the recorded watermarks are used, provided that some start explains each of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,28 +25,27 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple, cast
 
-from headrace.patterns.records import (
-    HOUR_MS,
-    MINUTE_MS,
-    ConsumedRecord,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    decimal,
-    instant,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import HOUR_MS, MINUTE_MS, ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, batch_records
 
 INPUTS = ("orders", "payments")
 
-ORDER = RecordSchema(
-    (Field("order_id", text), Field("user_id", text), Field("order_time", instant)),
+ORDER = records.RecordSchema(
+    (
+        records.Field("order_id", records.text),
+        records.Field("user_id", records.text),
+        records.Field("order_time", records.instant),
+    ),
     time="order_time",
     key_required=True,
 )
-PAYMENT = RecordSchema(
-    (Field("order_id", text), Field("amount", decimal(12, 2)), Field("pay_time", instant)),
+PAYMENT = records.RecordSchema(
+    (
+        records.Field("order_id", records.text),
+        records.Field("amount", records.decimal(12, 2)),
+        records.Field("pay_time", records.instant),
+    ),
     time="pay_time",
     key_required=True,
 )
@@ -81,17 +79,17 @@ class Joined(NamedTuple):
     pay_time: int | None
 
 
-def judge_order(record: ConsumedRecord) -> Order | InvalidRecord:
-    """Say what a record of the topic of orders is."""
-    values = ORDER.judge(record)
+def parse_order(record: ConsumedRecord) -> Order | InvalidRecord:
+    """Parse a record of the topic of orders."""
+    values = ORDER.parse(record)
     if isinstance(values, InvalidRecord):
         return values
     return Order(str(values["order_id"]), str(values["user_id"]), cast("int", values["order_time"]) // 1000)
 
 
-def judge_payment(record: ConsumedRecord) -> Payment | InvalidRecord:
-    """Say what a record of the topic of payments is."""
-    values = PAYMENT.judge(record)
+def parse_payment(record: ConsumedRecord) -> Payment | InvalidRecord:
+    """Parse a record of the topic of payments."""
+    values = PAYMENT.parse(record)
     if isinstance(values, InvalidRecord):
         return values
     return Payment(str(values["order_id"]), cast("Decimal", values["amount"]), cast("int", values["pay_time"]) // 1000)
@@ -105,27 +103,19 @@ class JoinFlow:
     delay_ms: int
     bound_ms: int = HOUR_MS
 
-    def meets(self, order: Order, payment: Payment) -> bool:
+    def matches(self, order: Order, payment: Payment) -> bool:
         """Whether a payment belongs to an order."""
         return 0 <= payment.pay_time - order.order_time <= self.bound_ms and order.order_id == payment.order_id
 
     @property
-    def keeps_orders(self) -> bool:
-        """Whether an order without payment is put out."""
+    def emits_unmatched_orders(self) -> bool:
+        """Whether an order without payment is emitted."""
         return self.how in ("left", "full")
 
     @property
-    def keeps_payments(self) -> bool:
-        """Whether a payment without order is put out."""
+    def emits_unmatched_payments(self) -> bool:
+        """Whether a payment without order is emitted."""
         return self.how in ("right", "full")
-
-
-JOINS = {
-    "inner": JoinFlow("inner", 10 * MINUTE_MS),
-    "left": JoinFlow("left", 30 * MINUTE_MS),
-    "right": JoinFlow("right", 30 * MINUTE_MS),
-    "full": JoinFlow("full", 30 * MINUTE_MS),
-}
 
 
 class LateRecord(NamedTuple):
@@ -139,35 +129,35 @@ class LateRecord(NamedTuple):
 
 @dataclass
 class JoinOutcome:
-    """What a flow must have done. `batches`, `watermarks`, `state` and `forgotten` have one entry per batch."""
+    """The expected result of a flow. `batches`, `watermarks`, `state` and `evicted` have one entry per batch."""
 
     batches: list[list[Joined]] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
     watermarks: list[int] = field(default_factory=list)
-    bad: dict[str, list[InvalidRecord]] = field(default_factory=lambda: {name: [] for name in INPUTS})
+    invalid: dict[str, list[InvalidRecord]] = field(default_factory=lambda: {name: [] for name in INPUTS})
     """By input."""
     state: list[int] = field(default_factory=list)
-    """The rows that both sides keep after the batch."""
-    forgotten: list[int] = field(default_factory=list)
-    """The rows that the batch took out of what was kept."""
+    """The rows in the state of both sides after the batch."""
+    evicted: list[int] = field(default_factory=list)
+    """The rows that the batch removed from the state."""
     restarts: int = 0
     """How many new starts it takes, at least, to explain the watermarks that were recorded."""
 
 
 @dataclass
 class _JoinState:
-    """Rows of both sides that wait for a partner, by the id of their order, and which have met one."""
+    """The rows of both sides by order id, and which of them have matched."""
 
     orders: dict[str, list[Order]] = field(default_factory=dict)
     payments: dict[str, list[Payment]] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
-    """By identity: the same order may be there twice."""
-    forgotten: int = 0
-    """How many rows were taken out so far."""
+    """By identity: the state may contain the same order twice."""
+    evicted: int = 0
+    """How many rows were removed so far."""
 
     @property
     def rows(self) -> int:
-        """How many rows wait on both sides."""
+        """The number of rows of both sides."""
         return sum(len(waiting) for waiting in self.orders.values()) + sum(
             len(waiting) for waiting in self.payments.values()
         )
@@ -186,14 +176,14 @@ def replay(
     explains is an error.
     """
     logs = [{(record.partition, record.offset): record for record in log} for log in (orders, payments)]
-    outcome, state, starts = JoinOutcome(), _JoinState(), _Starts(flow.delay_ms)
+    outcome, state, starts = JoinOutcome(), _JoinState(), _PossibleWatermarks(flow.delay_ms)
     before = 0
     for number, batch in enumerate(batches):
-        # 1. the records, judged
-        new_orders = [(record, judge_order(record)) for record in batch_records(logs[0], batch["orders"])]
-        new_payments = [(record, judge_payment(record)) for record in batch_records(logs[1], batch["payments"])]
-        outcome.bad["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
-        outcome.bad["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
+        # 1. the records, parsed
+        new_orders = [(record, parse_order(record)) for record in batch_records(logs[0], batch["orders"])]
+        new_payments = [(record, parse_payment(record)) for record in batch_records(logs[1], batch["payments"])]
+        outcome.invalid["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
+        outcome.invalid["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
         valid_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]
         valid_payments = [(record, payment) for record, payment in new_payments if isinstance(payment, Payment)]
 
@@ -201,22 +191,22 @@ def replay(
         now = starts.watermark(None if recorded is None else recorded[number])
         outcome.watermarks.append(now)
 
-        # 3. late rows apart
+        # 3. late rows
         late_orders = [record for record, order in valid_orders if order.order_time <= before]
         late_payments = [record for record, payment in valid_payments if payment.pay_time <= before]
         for name, late in zip(INPUTS, (late_orders, late_payments), strict=True):
             outcome.late += [LateRecord(number, name, record.partition, record.offset) for record in late]
-        in_time = [order for _, order in valid_orders if order.order_time > before]
-        paid_in_time = [payment for _, payment in valid_payments if payment.pay_time > before]
+        on_time = [order for _, order in valid_orders if order.order_time > before]
+        paid_on_time = [payment for _, payment in valid_payments if payment.pay_time > before]
 
-        # 4.-6. pairs, then what is forgotten
-        forgotten_before = state.forgotten
-        outcome.batches.append(sorted(_batch(flow, state, in_time, paid_in_time, now), key=str))
+        # 4.-6. pairs, then evicted rows
+        evicted_before = state.evicted
+        outcome.batches.append(sorted(_batch(flow, state, on_time, paid_on_time, now), key=str))
         outcome.state.append(state.rows)
-        outcome.forgotten.append(state.forgotten - forgotten_before)
+        outcome.evicted.append(state.evicted - evicted_before)
 
         # 7. the next watermark
-        starts.saw(
+        starts.add_batch(
             max((order.order_time for _, order in valid_orders), default=0),
             max((payment.pay_time for _, payment in valid_payments), default=0),
         )
@@ -226,11 +216,11 @@ def replay(
 
 
 @dataclass
-class _Starts:
+class _PossibleWatermarks:
     """The watermarks of a flow, by the batch that its driver may have started with.
 
-    `newest` holds the highest event time of each topic since each batch. `first` and `last` are the batches between
-    which the driver of now began: the first driver with batch 0, a later one not before the one that it followed.
+    `newest` has the highest event time of each topic since each batch. `first` and `last` are the earliest and the
+    latest batch that the current driver may have started with; the first driver started with batch 0.
     """
 
     delay_ms: int
@@ -261,8 +251,8 @@ class _Starts:
         self.now = recorded
         return self.now
 
-    def saw(self, order_time: int, pay_time: int) -> None:
-        """Take in the highest event times of a batch; 0 is none."""
+    def add_batch(self, order_time: int, pay_time: int) -> None:
+        """Add the highest event times of a batch; 0 is none."""
         self.newest = [
             (max(newest_order, order_time), max(newest_payment, pay_time))
             for newest_order, newest_payment in self.newest
@@ -273,8 +263,8 @@ class _Starts:
 def paid_by_minute(outcome: JoinOutcome, bound_ms: int) -> list[tuple[int, int, int]]:
     """Return when a minute begins, how many orders it has, and how many of them are paid.
 
-    Of a join that keeps orders, and of the minutes whose every order the last batch's watermark has passed by more than
-    the bound: an unpaid one is emitted then.
+    For a join that emits unmatched orders, and for minutes that the last watermark has passed by more than the bound:
+    then an unpaid order has been emitted.
     """
     closed = (outcome.watermarks[-1] if outcome.watermarks else 0) - bound_ms
     orders, paid = dict[int, set[str]](), dict[int, set[str]]()
@@ -290,67 +280,43 @@ def paid_by_minute(outcome: JoinOutcome, bound_ms: int) -> list[tuple[int, int, 
     ]
 
 
-def daily_rows(
-    orders: Iterable[ConsumedRecord], payments: Iterable[ConsumedRecord], flow: JoinFlow, start: int, end: int
-) -> list[Joined]:
-    """Return what a join of a span of time should hold: every record counts once, whenever it came."""
-    all_orders = {row for record in orders if isinstance(row := judge_order(record), Order)}
-    all_payments = {paid for record in payments if isinstance(paid := judge_payment(record), Payment)}
-    by_id: dict[str, list[Order]] = {}
-    for order in all_orders:
-        by_id.setdefault(order.order_id, []).append(order)
-    pairs = [(o, p) for p in all_payments for o in by_id.get(p.order_id, ()) if flow.meets(o, p)]
-    rows = [_pair(order, payment) for order, payment in pairs]
-    if flow.keeps_orders:
-        alone = all_orders - {order for order, _ in pairs}
-        rows += [Joined(row.order_id, row.user_id, row.order_time, None, None) for row in alone]
-    if flow.keeps_payments:
-        lone = all_payments - {payment for _, payment in pairs}
-        rows += [Joined(row.order_id, None, None, row.amount, row.pay_time) for row in lone]
-    return [row for row in rows if start <= _moment(row) < end]
-
-
-def _moment(row: Joined) -> int:
-    return cast("int", row.pay_time if row.order_time is None else row.order_time)
-
-
 def _batch(
     flow: JoinFlow, state: _JoinState, orders: Sequence[Order], payments: Sequence[Payment], watermark: int
 ) -> Iterable[Joined]:
-    """Run steps 4 to 6. The rows that are put out, in no order."""
+    """Run steps 4 to 6, and return the emitted rows in no order."""
     for order in orders:
-        partners = [partner for partner in state.payments.get(order.order_id, ()) if flow.meets(order, partner)]
+        partners = [partner for partner in state.payments.get(order.order_id, ()) if flow.matches(order, partner)]
         yield from (_pair(order, partner) for partner in partners)
         state.met.update(id(partner) for partner in partners)
         if order.order_time >= watermark - flow.bound_ms:
             state.orders.setdefault(order.order_id, []).append(order)
             state.met.update({id(order)} if partners else ())
-        elif flow.keeps_orders and not partners:
+        elif flow.emits_unmatched_orders and not partners:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
     for payment in payments:
-        paid = [partner for partner in state.orders.get(payment.order_id, ()) if flow.meets(partner, payment)]
+        paid = [partner for partner in state.orders.get(payment.order_id, ()) if flow.matches(partner, payment)]
         yield from (_pair(partner, payment) for partner in paid)
         state.met.update(id(partner) for partner in paid)
         if payment.pay_time >= watermark:
             state.payments.setdefault(payment.order_id, []).append(payment)
             state.met.update({id(payment)} if paid else ())
-        elif flow.keeps_payments and not paid:
+        elif flow.emits_unmatched_payments and not paid:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
-    yield from _forgotten(flow, state, watermark)
+    yield from _evict_expired(flow, state, watermark)
 
 
-def _forgotten(flow: JoinFlow, state: _JoinState, watermark: int) -> Iterable[Joined]:
+def _evict_expired(flow: JoinFlow, state: _JoinState, watermark: int) -> Iterable[Joined]:
     for order in [o for waiting in state.orders.values() for o in waiting if o.order_time < watermark - flow.bound_ms]:
-        if flow.keeps_orders and id(order) not in state.met:
+        if flow.emits_unmatched_orders and id(order) not in state.met:
             yield Joined(order.order_id, order.user_id, order.order_time, None, None)
         _drop(state.orders, order.order_id, order)
-        state.forgotten += 1
+        state.evicted += 1
         state.met.discard(id(order))
     for payment in [p for waiting in state.payments.values() for p in waiting if p.pay_time < watermark]:
-        if flow.keeps_payments and id(payment) not in state.met:
+        if flow.emits_unmatched_payments and id(payment) not in state.met:
             yield Joined(payment.order_id, None, None, payment.amount, payment.pay_time)
         _drop(state.payments, payment.order_id, payment)
-        state.forgotten += 1
+        state.evicted += 1
         state.met.discard(id(payment))
 
 

@@ -1,4 +1,4 @@
-"""Ride events of a dozen cities, as a phone fleet would send them: mostly in order, sometimes late, twice or broken.
+"""Ride events of a dozen cities, as a phone fleet sends them: mostly in order, some late, duplicate or malformed.
 
 - Which city sends one follows the size of the city and its hour of the day, with
   peaks in the morning and in the evening.
@@ -6,10 +6,10 @@
   share their ids. Rides that were under way when the stream began appear with their later events only.
 - Every ten minutes new cities surge: many rides start, few finish, so that active rides per available driver pass
   2 in one city and 3 in another.
-- Event times lie seconds behind the arrival, now and then minutes: out of order, but within ten minutes.
-- A `late` record lies 20 to 60 minutes behind: too late for windows of 5 minutes and a watermark of 10.
+- Event times are seconds before the arrival, sometimes minutes: out of order, but within ten minutes.
+- A `late` record arrives 20 to 60 minutes after its event time: late for windows of 5 minutes and a watermark of 10.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 import json
@@ -22,23 +22,13 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
+from headrace.patterns import traffic
 from headrace.patterns.records import MINUTE_MS
-from headrace.patterns.traffic import (
-    Corruption,
-    GeneratedEvent,
-    Traffic,
-    TrafficGenerator,
-    broken_anywhere,
-    iso,
-    network_delay_ms,
-    with_,
-    without,
-)
 
 
 @dataclass(frozen=True, slots=True)
 class City:
-    """A city: where it lies, how much it rides, and what a ride costs there (in one currency)."""
+    """A city: its position, how much it rides, and what a ride costs there (in one currency)."""
 
     name: str
     code: str
@@ -73,7 +63,7 @@ _DAY = (
 )
 
 # Steps of a ride, and their weights by the state of the city. A step that no ride is ready for gives way to the one
-# before it, so a calm city comes to rest at a third each although its weights lean to the later steps.
+# before it, so a calm city converges to a third each although its weights lean to the later steps.
 _REQUEST, _START, _COMPLETE, _CANCEL = range(4)
 _CALM = (0.30, 0.34, 0.31, 0.05)
 _BUSY = (0.42, 0.42, 0.13, 0.03)  # 0.42 / 0.16: above 2 active rides per available driver
@@ -88,8 +78,8 @@ _NO_DROPOFF = ',"dropoff_lat":null,"dropoff_lon":null,"fare_amount":null'
 
 
 @dataclass(frozen=True)
-class RideTraffic(Traffic):
-    """How a stream of rides looks: as any traffic, in these cities."""
+class RideTraffic(traffic.Traffic):
+    """How a stream of rides looks: like any traffic, in these cities."""
 
     pattern: ClassVar[str] = "rides"
 
@@ -99,7 +89,7 @@ class RideTraffic(Traffic):
         """Refuse what no stream can be."""
         super().__post_init__()
         if not self.cities:
-            raise self.refused("cities is empty", "Somebody has to ride somewhere.")
+            raise self.invalid_settings("cities is empty", "Somebody has to ride somewhere.")
 
 
 class _Ride(NamedTuple):
@@ -154,10 +144,10 @@ class _Town:
         """Give one event of a ride that sends no other: a phone that lost its network for the rest."""
         ride = self._new_ride(event_ms, event_ms)
         self._free.append(ride.driver)
-        luck = self._random()
-        if luck < 0.6:
+        chance = self._random()
+        if chance < 0.6:
             return _event(ride.head + ride.dropoff, "completed", event_ms)
-        return _event(ride.head, "in_progress" if luck < 0.9 else "cancelled", event_ms)
+        return _event(ride.head, "in_progress" if chance < 0.9 else "cancelled", event_ms)
 
     def _due(self, rides: list[_Ride], now: int, unseen_before: int) -> _Ride | None:
         if rides and (rides[0].due_ms <= now or len(rides) >= _MOST_OPEN_RIDES):
@@ -199,24 +189,24 @@ class _Simulation:
     kind = "ride"
 
     def __init__(self, settings: RideTraffic, start_ms: int) -> None:
-        rng = settings.luck(start_ms)
+        rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
         self._towns = [_Town(city, rng, start_ms) for city in settings.cities]
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._delays = [traffic.network_delay_ms(rng) for _ in range(4096)]
         self._planned_until, self._weights = start_ms, [0.0]
 
-    def event(self, now: int) -> GeneratedEvent:
+    def event(self, now: int) -> traffic.GeneratedEvent:
         town, step = self._choose(now)
-        return GeneratedEvent(town.key, *town.step(step, now, self._delays[self._bits(12)]))
+        return traffic.GeneratedEvent(town.key, *town.step(step, now, self._delays[self._bits(12)]))
 
-    def late(self, now: int) -> GeneratedEvent:
+    def late(self, now: int) -> traffic.GeneratedEvent:
         town, _ = self._choose(now)
         event_ms = now - int((20 + 40 * self.random()) * MINUTE_MS)
-        return GeneratedEvent(town.key, town.lone_event(event_ms), event_ms)
+        return traffic.GeneratedEvent(town.key, town.lone_event(event_ms), event_ms)
 
-    def alone(self, now: int) -> GeneratedEvent:
+    def standalone_event(self, now: int) -> traffic.GeneratedEvent:
         town, _ = self._choose(now)
-        return GeneratedEvent(town.key, town.lone_event(now), now)
+        return traffic.GeneratedEvent(town.key, town.lone_event(now), now)
 
     def _choose(self, now: int) -> tuple[_Town, int]:
         """Draw who sends next, and which step of a ride."""
@@ -224,7 +214,7 @@ class _Simulation:
             self._weights = list(accumulate(self._plan(now)))
             self._planned_until = now - now % MINUTE_MS + MINUTE_MS
         weights = self._weights
-        # The bound keeps a draw that rounds up to the sum within the list.
+        # The bound excludes an index after the list: a draw may round up to the sum.
         choice = bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
         return self._towns[choice >> 2], choice & 3
 
@@ -236,38 +226,38 @@ class _Simulation:
         busy = drawn[-1]
         for town in self._towns:
             steps = _SURGE if town is surging else _BUSY if town is busy else _CALM
-            volume = town.city.size * _of_the_day(now, town.city.utc_offset)
+            volume = town.city.size * _activity_by_hour(now, town.city.utc_offset)
             yield from (volume * weight for weight in steps)
 
 
-def _of_the_day(now_ms: int, utc_offset: float) -> float:
+def _activity_by_hour(now_ms: int, utc_offset: float) -> float:
     hour, part = divmod((now_ms / (60 * MINUTE_MS) + utc_offset) % 24, 1)
     return _DAY[int(hour)] * (1 - part) + _DAY[(int(hour) + 1) % 24] * part
 
 
 def _event(fields: str, status: str, event_ms: int) -> str:
-    return f'{fields},"status":"{status}","event_time":"{iso(event_ms)}"}}'
+    return f'{fields},"status":"{status}","event_time":"{traffic.iso(event_ms)}"}}'
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("city", "event_time"),
-    "fare_not_a_number": with_(fare_amount="abc"),
-    "lat_not_a_number": with_(pickup_lat="north"),
-    "no_ride_id": without("ride_id"),
-    "no_city": without("city"),
+# The corruptions of a valid event, by name.
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("city", "event_time"),
+    "fare_not_a_number": traffic.set_fields(fare_amount="abc"),
+    "lat_not_a_number": traffic.set_fields(pickup_lat="north"),
+    "no_ride_id": traffic.remove_field("ride_id"),
+    "no_city": traffic.remove_field("city"),
     "null_key": str.encode,
 }
 
 
 @dataclass(frozen=True)
-class RideGenerator(TrafficGenerator):
+class RideGenerator(traffic.TrafficGenerator):
     """Streams of ride events."""
 
     topic: ClassVar[str] = "ride-events"
     settings: RideTraffic = RideTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
 
 generator = RideGenerator().with_traffic

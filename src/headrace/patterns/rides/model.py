@@ -1,41 +1,30 @@
-"""The right answer of ride analytics, in plain Python: what Spark must give, worked out without Spark.
+"""The expected output of ride analytics, computed in plain Python without Spark.
 
-What a ride is, and what each flow makes of the rides of a group. The course of the batches, the watermark and what is
-late are those of every flow with windows: `headrace.patterns.window_model`.
+This module parses rides and computes the row of each group. `headrace.patterns.window_model` runs the batches, the
+watermark and the late rows, as for every flow with windows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
-from headrace.patterns.records import (
-    MINUTE_MS,
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    average,
-    decimal,
-    instant,
-    number,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import MINUTE_MS, ConsumedRecord, Event, InvalidRecord, average
 from headrace.patterns.window_model import WindowFlow
 
-RIDE = RecordSchema(
+RIDE = records.RecordSchema(
     (
-        Field("ride_id", text),
-        Field("driver_id", text),
-        Field("rider_id", text),
-        Field("city", text),
-        Field("pickup_lat", number),
-        Field("pickup_lon", number),
-        Field("dropoff_lat", number, required=False),
-        Field("dropoff_lon", number, required=False),
-        Field("fare_amount", decimal(10, 2), required=False),
-        Field("status", text),
-        Field("event_time", instant),
+        records.Field("ride_id", records.text),
+        records.Field("driver_id", records.text),
+        records.Field("rider_id", records.text),
+        records.Field("city", records.text),
+        records.Field("pickup_lat", records.number),
+        records.Field("pickup_lon", records.number),
+        records.Field("dropoff_lat", records.number, required=False),
+        records.Field("dropoff_lon", records.number, required=False),
+        records.Field("fare_amount", records.decimal(10, 2), required=False),
+        records.Field("status", records.text),
+        records.Field("event_time", records.instant),
     ),
     time="event_time",
     key_required=True,
@@ -54,9 +43,9 @@ class Ride(Event):
     status: str
 
 
-def judge(record: ConsumedRecord) -> Ride | InvalidRecord:
-    """Say what a record is: a ride, or bad for the first reason that holds."""
-    return RIDE.read(record, Ride)
+def parse_ride(record: ConsumedRecord) -> Ride | InvalidRecord:
+    """Parse a record; return an InvalidRecord with the first reason that applies."""
+    return RIDE.parse_event(record, Ride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +147,7 @@ def city_rides(statuses: Iterable[str] = STATUSES) -> WindowFlow[Ride, CityRides
     def is_counted(ride: Ride) -> bool:
         return ride.status in counted
 
-    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, is_counted, _city, _city_rides, append=False)
+    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, parse_ride, is_counted, _city, _city_rides, append=False)
 
 
 def surge(
@@ -178,9 +167,9 @@ def surge(
         available = len({ride.driver_id for ride in rides if ride.status != "in_progress"})
         return Surge(start, end, city, len(rides), active, available, multiplier(active, available))
 
-    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, judge, is_counted, _city, row, append=False)
+    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, parse_ride, is_counted, _city, row, append=False)
 
 
-CITY_RIDES = city_rides()
-SURGE = surge()
-DRIVER_METRICS = WindowFlow(15 * MINUTE_MS, 30 * MINUTE_MS, judge, _is_completed, _driver, _driver_metrics, append=True)
+DRIVER_METRICS = WindowFlow(
+    15 * MINUTE_MS, 30 * MINUTE_MS, parse_ride, _is_completed, _driver, _driver_metrics, append=True
+)

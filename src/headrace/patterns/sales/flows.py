@@ -10,33 +10,27 @@ from functools import partial
 
 from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.group import GroupedData
-from pyspark.sql.types import DecimalType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DecimalType, StringType, TimestampType
 
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
+from headrace.patterns.schema import required
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.windows import sliding, tumbling, window_bounds
 
-# A field that is not nullable is required: a record without it goes to quarantine.
-SALE = StructType(
-    [
-        StructField("product_id", StringType(), nullable=False),
-        StructField("category", StringType(), nullable=False),
-        # Money is a decimal: sums are exact, whatever the order of the rows.
-        StructField("amount", DecimalType(10, 2), nullable=False),
-        StructField("user_id", StringType(), nullable=False),
-        StructField("ts", TimestampType(), nullable=False),
-    ]
+# Money is a decimal: sums are exact, whatever the order of the rows.
+SALE = required(
+    product_id=StringType(), category=StringType(), amount=DecimalType(10, 2), user_id=StringType(), ts=TimestampType()
 )
 # Spark's own type of a sum of decimal(10,2). Sums of sums would get ever more digits.
 _REVENUE = "decimal(20,2)"
 _KEY = ("grain", "window_start", "category")
-# Rows of one category lie together, and in them those of one time: a batch reads the days that it touches.
+# Rows are clustered by category, then by time: a batch reads only the days that it changes.
 _CLUSTERED = ("category", "window_start")
 
 
@@ -58,7 +52,7 @@ class SalesSettings:
     | max_offsets       | fits the machine     | the most records of one batch                                |
     | gold_table        | gold/sales           | where windows and roll-ups go                                |
     | rolling_table     | gold/rolling_revenue | where rolling windows go                                     |
-    | policy            | `TablePolicy()`      | how the tables are kept: small files joined, old ones removed |
+    | policy            | `TablePolicy()`      | maintenance of the tables: compaction, retention |
     """
 
     topic: str = "sales"
@@ -116,7 +110,7 @@ def category_sales(sales: DataFrame, window: str, lg_k: int) -> DataFrame:
     )
 
 
-def rolled_up(windows: GroupedData) -> DataFrame:
+def roll_up(windows: GroupedData) -> DataFrame:
     """Make one row of the windows that a longer one consists of: sums add up, sketches merge."""
     return windows.agg(
         F.sum("revenue").cast(_REVENUE).alias("revenue"),
@@ -154,7 +148,7 @@ def flows(settings: SalesSettings | None = None) -> list[Flow]:
                 cluster_by=_CLUSTERED,
                 policy=settings.policy,
                 grains=settings.grains,
-                combine=rolled_up,
+                combine=roll_up,
             ),
             output_mode=OutputMode.UPDATE,
             trigger=settings.trigger,

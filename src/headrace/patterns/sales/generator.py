@@ -1,12 +1,12 @@
-"""Sales of a shop with eight categories: mostly in order, sometimes late, twice or broken.
+"""Sales of a shop with eight categories: mostly in order, sometimes late, duplicate or malformed.
 
-- Which category sells follows its size. What a sale costs lies around the usual price of its category; one in fifty is
+- Which category sells follows its size. A sale costs about the usual price of its category; one in fifty is
   a refund, with an amount below zero.
 - Some users buy often, most of them seldom: the users of an hour are fewer than those of its five minutes added up.
-- Event times lie seconds behind the arrival, now and then minutes.
-- A `late` record lies 20 to 60 minutes behind: too late for every window.
+- Event times are seconds before the arrival, sometimes minutes.
+- A `late` record arrives 20 to 60 minutes after its event time: too late for every window.
 
-Duplicates and malformed records are as everywhere: `headrace.patterns.traffic`.
+Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 import math
@@ -15,17 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from headrace.patterns.traffic import (
-    Corruption,
-    DelayedSimulation,
-    GeneratedEvent,
-    Traffic,
-    TrafficGenerator,
-    broken_anywhere,
-    iso,
-    with_,
-    without,
-)
+from headrace.patterns import traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +45,13 @@ _REFUNDS = 0.02
 
 
 @dataclass(frozen=True)
-class SalesTraffic(Traffic):
-    """How a stream of sales looks: as any traffic, in these categories."""
+class SalesTraffic(traffic.Traffic):
+    """How a stream of sales looks: like any traffic, in these categories."""
 
     pattern: ClassVar[str] = "sales"
 
 
-class _Simulation(DelayedSimulation):
+class _Simulation(traffic.DelayedSimulation):
     """One stream of sales."""
 
     kind = "sale"
@@ -70,9 +60,9 @@ class _Simulation(DelayedSimulation):
         super().__init__(settings, start_ms)
         self._weights = list(accumulate(category.size for category in CATEGORIES))
 
-    def event_at(self, event_ms: int) -> GeneratedEvent:
+    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
         draw, weights = self.random, self._weights
-        # The bound keeps a draw that rounds up to the sum within the list.
+        # The bound excludes an index after the list: a draw may round up to the sum.
         category = CATEGORIES[bisect(weights, draw() * weights[-1], 0, len(weights) - 1)]
         product = f"{category.code}-{int(draw() * category.products):04d}"
         # The square crowds the draws at the front: a tenth of the users makes a third of the sales.
@@ -82,30 +72,30 @@ class _Simulation(DelayedSimulation):
             amount = -amount
         text = (
             f'{{"product_id":"{product}","category":"{category.name}","amount":{amount:.2f},'
-            f'"user_id":"u-{user}","ts":"{iso(event_ms)}"}}'
+            f'"user_id":"u-{user}","ts":"{traffic.iso(event_ms)}"}}'
         )
-        return GeneratedEvent(product.encode(), text, event_ms)
+        return traffic.GeneratedEvent(product.encode(), text, event_ms)
 
 
-# Every way a record goes wrong in practice: its name, and what it makes of a good event.
-MALFORMED: dict[str, Corruption] = {
-    **broken_anywhere("category", "ts"),
-    "amount_not_a_number": with_(amount="abc"),
-    "amount_too_large": with_(amount=123456789012.5),
-    "no_amount": without("amount"),
-    "no_category": without("category"),
-    "no_user_id": without("user_id"),
+# The corruptions of a valid event, by name.
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("category", "ts"),
+    "amount_not_a_number": traffic.set_fields(amount="abc"),
+    "amount_too_large": traffic.set_fields(amount=123456789012.5),
+    "no_amount": traffic.remove_field("amount"),
+    "no_category": traffic.remove_field("category"),
+    "no_user_id": traffic.remove_field("user_id"),
 }
 
 
 @dataclass(frozen=True)
-class SalesGenerator(TrafficGenerator):
+class SalesGenerator(traffic.TrafficGenerator):
     """Streams of sales."""
 
     topic: ClassVar[str] = "sales"
     settings: SalesTraffic = SalesTraffic()
     simulation = _Simulation
-    broken = MALFORMED
+    corruptions = MALFORMED
 
 
 generator = SalesGenerator().with_traffic

@@ -1,33 +1,24 @@
-"""The right answer of real-time aggregates, in plain Python: sums as they are, users counted one by one.
+"""The expected output of real-time aggregates, in plain Python: exact sums, and users counted one by one.
 
-The course of the batches, the watermark and what is late are those of every flow with windows:
-`headrace.patterns.window_model`. What is here is a sale, the row of a group, and what longer windows consist of.
+This module parses sales and computes the row of each group, and the longer windows. `headrace.patterns.window_model`
+runs the batches, the watermark and the late rows, as for every flow with windows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from headrace.patterns.records import (
-    MINUTE_MS,
-    ConsumedRecord,
-    Event,
-    Field,
-    InvalidRecord,
-    RecordSchema,
-    decimal,
-    instant,
-    text,
-)
+from headrace.patterns import records
+from headrace.patterns.records import MINUTE_MS, ConsumedRecord, Event, InvalidRecord
 from headrace.patterns.window_model import WindowFlow
 
-SALE = RecordSchema(
+SALE = records.RecordSchema(
     (
-        Field("product_id", text),
-        Field("category", text),
-        Field("amount", decimal(10, 2)),
-        Field("user_id", text),
-        Field("ts", instant),
+        records.Field("product_id", records.text),
+        records.Field("category", records.text),
+        records.Field("amount", records.decimal(10, 2)),
+        records.Field("user_id", records.text),
+        records.Field("ts", records.instant),
     ),
     time="ts",
 )
@@ -42,14 +33,14 @@ class Sale(Event):
     user_id: str
 
 
-def judge(record: ConsumedRecord) -> Sale | InvalidRecord:
-    """Say what a record is: a sale, or bad for the first reason that holds."""
-    return SALE.read(record, Sale)
+def parse_sale(record: ConsumedRecord) -> Sale | InvalidRecord:
+    """Parse a record; return an InvalidRecord with the first reason that applies."""
+    return SALE.parse_event(record, Sale)
 
 
 @dataclass(frozen=True, slots=True)
 class CategorySales:
-    """A window of a category, of any length, with the users themselves: whoever merges windows needs to know them."""
+    """A window of a category, of any length, with its users, which are needed to merge windows."""
 
     window_start: int
     window_end: int
@@ -89,7 +80,7 @@ def newest(batches: Iterable[Sequence[CategorySales]]) -> list[CategorySales]:
 
 
 def newest_rolling(batches: Iterable[Sequence[RollingRevenue]]) -> list[RollingRevenue]:
-    """Return the rolling windows as the table holds them."""
+    """Return the rolling windows in the table."""
     return list({(row.window_start, row.category): row for batch in batches for row in batch}.values())
 
 
@@ -101,7 +92,7 @@ def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[Go
         groups: dict[tuple[int, str], list[CategorySales]] = {}
         for row in rows:
             groups.setdefault((row.window_start // length * length, row.category), []).append(row)
-        rows = [_merged(start, start + length, category, parts) for (start, category), parts in sorted(groups.items())]
+        rows = [_merge(start, start + length, category, parts) for (start, category), parts in sorted(groups.items())]
         gold_rows += [
             GoldRow(grain, row.window_start, row.window_end, row.category, row.revenue, row.orders, len(row.users))
             for row in rows
@@ -109,7 +100,7 @@ def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[Go
     return gold_rows
 
 
-def _merged(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:
+def _merge(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:
     users = frozenset[str]().union(*(part.users for part in parts))
     return CategorySales(start, end, category, _total(parts), sum(part.orders for part in parts), users)
 
@@ -131,7 +122,7 @@ def _amount(sales: Iterable[Sale]) -> Decimal:
     return sum((sale.amount for sale in sales), Decimal(0))
 
 
-def _always(_sale: Sale) -> bool:
+def _counts_all(_sale: Sale) -> bool:
     return True
 
 
@@ -139,7 +130,7 @@ def _category(sale: Sale) -> str:
     return sale.category
 
 
-CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, judge, _always, _category, _category_sales, append=False)
+CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, parse_sale, _counts_all, _category, _category_sales, append=False)
 ROLLING_REVENUE = WindowFlow(
-    10 * MINUTE_MS, 2 * MINUTE_MS, judge, _always, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
+    10 * MINUTE_MS, 2 * MINUTE_MS, parse_sale, _counts_all, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
 )

@@ -3,7 +3,7 @@
 Rows arrive in any number, twice, and with later rows correcting earlier ones; readers want one
 consistent picture. The board decouples the two:
 
-    feed thread ── apply(rows) ──> CityBoard ── snapshot() ──> routes (any thread)
+    feed thread ── apply(rows) ──> CityBoard ── snapshot() ──> CityPage (any thread)
 
 A window is identified by (city, start). A later row for the same window replaces the earlier one,
 and an identical row changes nothing, so a replay of the topic is invisible. Ride metrics

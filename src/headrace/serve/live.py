@@ -1,10 +1,10 @@
-"""Server-sent events: push changes of the board to every open page.
+"""Server-sent events: push changes of a page to every browser that shows it.
 
-A connection stores one number, the version it has sent last. When the board changes, it wakes up, waits
-a moment for more changes, and sends the cities with a newer version. A slow client needs no buffer: while
-its socket is full, later changes replace earlier ones in the board.
+A connection stores one number, the version it has sent last. When the page changes, it wakes up, waits
+a moment for more changes, and sends what is newer. A slow client needs no buffer: while its socket is full,
+later changes replace earlier ones in the page.
 
-A reconnecting client gets the whole board again. That is small, and right after any kind of gap, also
+A reconnecting client gets everything again. That is small, and right after any kind of gap, also
 after a restart of the server, so `Last-Event-ID` is accepted and needs no attention.
 """
 
@@ -12,11 +12,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from headrace.serve.cities.board import CityBoard
-from headrace.serve.cities.feed import FeedStatus
-from headrace.serve.cities.responses import CitiesResponse, FeedResponse
+from headrace.clients.topic_feed import FeedStatus
+from headrace.patterns.page import FeedResponse, Page
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class LiveStreams:
     # A browser tab holds one stream; hundreds of them on a local page are a leak or an attack.
     MAX_CONNECTIONS = 200
 
-    def __init__(self, board: CityBoard, feed_status: Callable[[], FeedStatus], pace: StreamIntervals) -> None:
-        self._board = board
+    def __init__(self, page: Page, feed_status: Callable[[], FeedStatus], pace: StreamIntervals) -> None:
+        self._page = page
         self._feed_status = feed_status
         self._pace = pace
         self._wakers: set[asyncio.Event] = set()
@@ -75,16 +73,16 @@ class LiveStreams:
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(waker.set)
 
-        stop_listening = self._board.subscribe(wake)
+        stop_listening = self._page.subscribe(wake)
         self._wakers.add(waker)
         if self._closed:
             waker.set()
         try:
-            snapshot = self._board.snapshot()
-            sent = snapshot.version
+            sent, everything = self._page.update()
             feed = FeedResponse.of(self._feed_status())
             yield f"retry: {int(self._pace.retry * 1000)}\n\n"
-            yield _event("snapshot", CitiesResponse.of(snapshot, _now()).model_dump_json(), sent)
+            if everything is not None:
+                yield _event("snapshot", everything.model_dump_json(), sent)
             yield _event("feed", feed.model_dump_json())
             while True:
                 with suppress(TimeoutError):
@@ -97,11 +95,9 @@ class LiveStreams:
                     continue
                 await asyncio.sleep(self._pace.coalesce)
                 waker.clear()
-                snapshot = self._board.snapshot()
-                newer = [city for city in snapshot.cities.values() if city.version > sent]
-                sent = snapshot.version
-                if newer:
-                    yield _event("change", CitiesResponse.of(snapshot, _now(), newer).model_dump_json(), sent)
+                sent, changes = self._page.update(sent)
+                if changes is not None:
+                    yield _event("change", changes.model_dump_json(), sent)
         finally:
             stop_listening()
             self._wakers.discard(waker)
@@ -111,7 +107,3 @@ def _event(name: str, data: str, identity: int | None = None) -> str:
     # JSON as pydantic writes it has no line breaks, so one data line is always enough.
     head = f"id: {identity}\n" if identity is not None else ""
     return f"{head}event: {name}\ndata: {data}\n\n"
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

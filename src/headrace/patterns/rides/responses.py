@@ -7,26 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from headrace.serve.cities.board import BoardSnapshot, CityState, CityWindow
-from headrace.serve.cities.feed import FeedState, FeedStatus
+from headrace.patterns.page import Response, ServerHealth
+from headrace.patterns.rides.board import BoardSnapshot, CityState, CityWindow
 
 RECENT = 24  # windows in a sparkline: two hours, as many points as a small card can show
 
 
-class _Response(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class WindowResponse(_Response):
+class WindowResponse(Response):
     """One window of one city."""
 
     window_start: datetime = Field(description="When the window begins, inclusive.")
     window_end: datetime = Field(description="When the window ends, exclusive.")
-    ride_count: int = Field(description="Rides of every kept status.")
+    ride_count: int = Field(description="Rides of every counted status.")
     completed_rides: int = Field(description="Rides that reached their destination.")
     completion_rate: float = Field(description="Completed rides as a part of all rides, 0 to 1.")
     avg_fare: float | None = Field(description="Mean fare, null while no fare is known.")
@@ -42,7 +37,7 @@ class WindowResponse(_Response):
         return cls(**_window_fields(window))  # type: ignore[arg-type]
 
 
-class RecentWindowResponse(_Response):
+class RecentWindowResponse(Response):
     """One point of a sparkline."""
 
     window_start: datetime
@@ -72,7 +67,7 @@ class CityResponse(WindowResponse):
         )
 
 
-class TotalsResponse(_Response):
+class TotalsResponse(Response):
     """All cities together, in the newest window that any of them has reached."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
@@ -88,7 +83,7 @@ class TotalsResponse(_Response):
     surging_cities: int = Field(description="Cities above 1.0 in this window or the one before it.")
 
 
-class CitiesResponse(_Response):
+class CitiesResponse(Response):
     """The board: every city that has data, by name."""
 
     version: int = Field(description="Grows with every change, within one run of the server.")
@@ -112,7 +107,7 @@ class CitiesResponse(_Response):
         )
 
 
-class HistoryResponse(_Response):
+class HistoryResponse(Response):
     """The windows of one city, oldest first."""
 
     city: str
@@ -120,7 +115,7 @@ class HistoryResponse(_Response):
     windows: list[WindowResponse]
 
 
-class UnknownCityResponse(_Response):
+class UnknownCityResponse(Response):
     """No such city, in the four parts of every Headrace error, with the name that was perhaps meant."""
 
     code: str
@@ -132,43 +127,16 @@ class UnknownCityResponse(_Response):
     nearest: str | None = Field(description="The known city with the most similar name.")
 
 
-class FeedResponse(_Response):
-    """How the topics are being read."""
-
-    state: FeedState
-    rows: int = Field(description="Rows read since the start, repeated ones included.")
-    malformed: int = Field(description="Messages that were skipped because they are not such rows.")
-    last_error: str | None = Field(description="Name of the Kafka error, while there is one.")
-    missing_topics: list[str]
-
-    @classmethod
-    def of(cls, status: FeedStatus) -> FeedResponse:
-        """Build the response from a feed status."""
-        return cls(
-            state=status.state,
-            rows=status.rows,
-            malformed=status.malformed,
-            last_error=status.last_error,
-            missing_topics=list(status.missing_topics),
-        )
-
-
-class HealthResponse(_Response):
+class HealthResponse(ServerHealth):
     """Whether the server serves what it should.
 
     The answer is 200 as long as the process lives; `status` says whether its data can be trusted to be
     current.
     """
 
-    status: Literal["ok", "waiting", "degraded"] = Field(
-        description="ok: rows flow. waiting: no data yet. degraded: the broker is away, the data is old."
-    )
-    version: str = Field(description="Version of Headrace.")
     cities: int
     as_of: datetime | None
     freshness_seconds: float | None
-    live_connections: int = Field(description="Open event streams.")
-    feed: FeedResponse
 
 
 def age(moment: datetime | None, now: datetime) -> float | None:

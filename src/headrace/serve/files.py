@@ -1,4 +1,4 @@
-"""The routes of the page: its files, and the reference of the API."""
+"""The routes of the files: the page, its scripts and styles, and the reference of the API."""
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response
@@ -9,8 +9,8 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-def cities_page(request: Request) -> Response:
-    """Send the live page of the cities."""
+def live_page(request: Request) -> Response:
+    """Send the live page."""
     return _page_files(request).page("index.html").respond(request, immutable=False)
 
 

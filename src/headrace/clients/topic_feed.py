@@ -1,14 +1,13 @@
-"""The thread that reads the two topics of ride analytics and keeps the board current.
+"""Read small topics from the beginning on a thread, and pass their rows to a function.
 
-The topics are small (a row per city and window), so the feed reads all of them from the beginning at
-every start: no consumer group, no stored offset, nothing to repair. Reading a row twice is harmless,
-see `headrace.serve.cities.board`.
+The topics are small (a row per key and window), so the feed reads all of them from the beginning at every start: no
+consumer group, no stored offset, nothing to repair. The function must accept a row twice.
 
 Failures and how they are handled:
 
 | event                                   | the feed                                                  |
 |-----------------------------------------|-----------------------------------------------------------|
-| the broker is down, or restarts         | keeps the board, reports `unreachable`, reconnects        |
+| the broker is down, or restarts         | reports `unreachable`, reconnects                         |
 | a topic does not exist yet              | reports `waiting`, checks again every two seconds         |
 | a topic grows partitions, is recreated  | reads the new partitions from their beginning             |
 | a message is not what it should be      | counts it, logs its offset, continues                     |
@@ -30,8 +29,7 @@ from time import monotonic
 from typing import Literal
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
-
-from headrace.serve.cities.board import BoardRow, CityBoard, RideMetrics, SurgeReading
+from pydantic import BaseModel
 
 log = logging.getLogger(__name__)
 
@@ -46,29 +44,16 @@ _PATIENCE = 3  # failed looks in a row after which the client, not the broker, m
 
 
 @dataclass(frozen=True)
-class FeedTopics:
-    """Where the two kinds of rows come from."""
-
-    metrics: str = "city-ride-metrics"
-    surge: str = "city-surge"
-
-    @property
-    def rows(self) -> Mapping[str, type[RideMetrics] | type[SurgeReading]]:
-        """Return the kind of row that each topic carries."""
-        return {self.metrics: RideMetrics, self.surge: SurgeReading}
-
-
-@dataclass(frozen=True)
 class FeedStatus:
     """The status of the feed.
 
     | state       | means                                                                |
     |-------------|----------------------------------------------------------------------|
-    | off         | this server has no feed: somebody else fills the board               |
+    | off         | there is no feed                                                     |
     | connecting  | no answer from the broker yet                                        |
     | waiting     | the broker answers, but not all topics exist                         |
     | live        | all topics are being read                                            |
-    | unreachable | the broker does not answer; the board keeps its last rows            |
+    | unreachable | the broker does not answer                                           |
     | stopped     | the feed has ended                                                   |
     """
 
@@ -79,27 +64,24 @@ class FeedStatus:
     missing_topics: tuple[str, ...] = ()
 
 
-class Feed:
-    """Read the topics into the board on a separate thread, until `stop`."""
+class TopicFeed:
+    """Read topics on a separate thread, until `stop`. The thread calls `apply` with rows and their publish times."""
 
-    def __init__(self, board: CityBoard, bootstrap: str, *, topics: FeedTopics | None = None) -> None:
-        self._board = board
-        self._bootstrap = bootstrap
-        self._topics = topics or FeedTopics()
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Mapping[str, type[BaseModel]],
+        apply: Callable[[Iterable[tuple[BaseModel, datetime]]], object],
+    ) -> None:
+        self._bootstrap, self._topics, self._apply = bootstrap, topics, apply
         self._stop = threading.Event()
         self._status = FeedStatus("connecting")
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="city-feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="topic-feed", daemon=True)
 
     @property
     def status(self) -> FeedStatus:
         """Return the current status."""
         return self._status
-
-    def wait_until(self, predicate: Callable[[FeedStatus], bool], timeout: float) -> bool:
-        """Wait until the status is as wanted; return whether it is, after `timeout` seconds at the latest."""
-        with self._changed:
-            return self._changed.wait_for(lambda: predicate(self._status), timeout)
 
     def start(self) -> None:
         """Start reading. Call it once."""
@@ -112,7 +94,7 @@ class Feed:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> TopicFeed:
         self.start()
         return self
 
@@ -162,7 +144,7 @@ class Feed:
         topics = consumer.list_topics(timeout=_METADATA_TIMEOUT).topics
         available = {
             (name, partition)
-            for name in self._topics.rows
+            for name in self._topics
             if name in topics and topics[name].error is None
             for partition in topics[name].partitions
         }
@@ -170,12 +152,12 @@ class Feed:
             consumer.incremental_unassign([TopicPartition(*location) for location in sorted(removed)])
         if new := available - assigned:
             consumer.incremental_assign([TopicPartition(*p, OFFSET_BEGINNING) for p in sorted(new)])
-        missing = tuple(sorted(set(self._topics.rows) - {name for name, _ in available}))
+        missing = tuple(sorted(set(self._topics) - {name for name, _ in available}))
         self._set(state="waiting" if missing else "live", missing_topics=missing, last_error=None)
         return available
 
     def _apply_messages(self, messages: Iterable[Message]) -> None:
-        rows: list[tuple[BoardRow, datetime]] = []
+        rows: list[tuple[BaseModel, datetime]] = []
         malformed = 0
         for message in messages:
             if error := message.error():
@@ -191,13 +173,13 @@ class Feed:
                 faults = getattr(failure, "error_count", lambda: 1)()
                 log.warning("Skipped the message at %s: %d fault(s) in its value.", partition, faults)
         if rows:
-            self._board.apply(rows)
+            self._apply(rows)
         if rows or malformed:
             status = self._status
             self._set(rows=status.rows + len(rows), malformed=status.malformed + malformed)
 
-    def _decode(self, message: Message) -> BoardRow:
-        kind = self._topics.rows[message.topic() or ""]
+    def _decode(self, message: Message) -> BaseModel:
+        kind = self._topics[message.topic() or ""]
         value = message.value()
         if value is None:
             msg = "a row without a value"
@@ -228,14 +210,12 @@ class Feed:
     def _lost(self, error: object) -> None:
         name = error.name() if isinstance(error, KafkaError) else type(error).__name__
         if self._status.state != "unreachable":
-            log.warning("The broker does not answer (%s); the board keeps its last rows.", name)
+            log.warning("The broker does not answer (%s); the rows that were read stay.", name)
         self._set(state="unreachable", last_error=name)
 
     def _set(self, **changes: object) -> None:
         # Only the feed's own thread comes here: client callbacks run inside poll and consume.
-        with self._changed:
-            self._status = replace(self._status, **changes)  # type: ignore[arg-type]
-            self._changed.notify_all()
+        self._status = replace(self._status, **changes)  # type: ignore[arg-type]
 
 
 def _published(message: Message) -> datetime:

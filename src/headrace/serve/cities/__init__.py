@@ -1,1 +1,0 @@
-"""The live page of rides: the city board, the feed from Kafka topics, and the API responses."""
