@@ -335,7 +335,7 @@ def test_a_dimension_that_lacks_a_column_or_is_not_there_is_refused(spark: Spark
     message = refused(sink(), spark, target)
 
     assert "HR-563" in message
-    assert "'name' is not there; 'price' is string and not decimal(10,2)" in message
+    assert "'name' does not exist; 'price' is string and not decimal(10,2)" in message
 
 
 def test_a_column_of_the_rows_that_the_dimension_also_has_is_refused(spark: SparkSession, target: Target):
