@@ -42,7 +42,7 @@ def entry(
         "watermark": at(watermark),
         "event_time": at(event),
         "late_by": (watermark - event) * 60,
-        "filed_at": at(90),
+        "recorded_at": at(90),
     }
 
 
@@ -61,7 +61,7 @@ def test_a_summary_counts_rows_once_and_suggests_a_sufficient_delay(spark: Spark
         "window_end": moment,
         "watermark": moment,
         "event_time": moment,
-        "filed_at": moment,
+        "recorded_at": moment,
     }
     schema = pa.schema(
         [
@@ -99,7 +99,7 @@ def test_the_quarantine_is_listed_by_reason_with_what_was_sent_again(spark: Spar
         "key": pa.array([b"a", None, None], pa.binary()),
         "value": [b"{}", b'{"id": 1}', b"\x07"],
         "batch_id": [0, 0, 1],
-        "filed_at": [at(1), at(1), at(2)],
+        "recorded_at": [at(1), at(1), at(2)],
     }
     write_deltalake(quarantine_table(target, "totals"), pa.table(rows))
     sent = {name: rows[name][1:2] for name in ("topic", "partition", "offset", "kafka_time")}
