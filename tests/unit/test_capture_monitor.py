@@ -15,8 +15,8 @@ from headrace.cli.flow_events import print_event
 from headrace.errors import DataError, HeadraceError, ServiceUnavailable
 from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.runtime.events import CaptureUnhealthy
-from headrace.runtime.guards.captures import CaptureGuard
 from headrace.runtime.guards.guard import Stop
+from headrace.runtime.guards.sources import CaptureGuard
 
 SHOP = Capture("shop", ("public.orders",), heartbeat="1 second")
 FLOW = mirror(CdcSettings(SHOP))

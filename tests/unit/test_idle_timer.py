@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.runtime.guards.idle_timer import IdleTimer, InputProgress
+from headrace.runtime.guards.guard import InputProgress
+from headrace.runtime.guards.idle_inputs import IdleTimer
 
 IDLE = 10_000
 

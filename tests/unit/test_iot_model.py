@@ -21,7 +21,8 @@ from headrace.patterns.iot.model import DeviceMetrics, DeviceStatusRow, parse_re
 from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
-from headrace.runtime.guards.idle_timer import IdleTimer, InputProgress
+from headrace.runtime.guards.guard import InputProgress
+from headrace.runtime.guards.idle_inputs import IdleTimer
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut

@@ -25,6 +25,8 @@ class FileStore(Protocol):
 
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None when it does not exist."""
+        content = self.read_bytes(path)
+        return None if content is None else content.decode()
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return the bytes of a file, or None if it does not exist: for checksums and possibly damaged files."""
@@ -45,15 +47,8 @@ class FileStore(Protocol):
         """Return the size of every file below a folder by relative path. Ignores files that are being deleted."""
 
 
-class LocalFileStore:
+class LocalFileStore(FileStore):
     """Files on the local disk."""
-
-    def read(self, path: str) -> str | None:
-        """Return the text of a file, or None when it does not exist."""
-        try:
-            return local_path(path).read_text()
-        except FileNotFoundError:
-            return None
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return a file as it is, or None when it does not exist."""
@@ -111,16 +106,11 @@ class LocalFileStore:
         return sizes
 
 
-class HadoopFileStore:
+class HadoopFileStore(FileStore):
     """Files on any filesystem of the session's Hadoop configuration."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-
-    def read(self, path: str) -> str | None:
-        """Return the text of a file, or None when it does not exist."""
-        content = self.read_bytes(path)
-        return None if content is None else content.decode()
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return a file as it is, or None when it does not exist."""

@@ -1,7 +1,5 @@
 """Builds the result of a flow from its inputs, and checks its plan before it starts."""
 
-from dataclasses import dataclass
-
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.flow.checks import compatibility
@@ -17,17 +15,10 @@ from headrace.spark_plan.operators import read_operators
 from headrace.spark_plan.source_order import PlannedSource, plan_source_order
 
 
-@dataclass(frozen=True)
-class PlannedResult:
-    """The rows for the sink of a flow, and the sources that they come from in Spark's order."""
-
-    rows: DataFrame
-    order: tuple[PlannedSource, ...]
-
-
-def plan_result(session: SparkSession, run: Run) -> PlannedResult:
+def plan_result(session: SparkSession, run: Run) -> tuple[DataFrame, tuple[PlannedSource, ...]]:
     """Open the inputs, apply the transform, and check the plan. Called once per start.
 
+    Returns the rows for the sink, and the sources that they come from in Spark's order.
     Raises if the plan cannot run as declared, or reads other sources than the checkpoint.
     """
     flow = run.flow
@@ -38,4 +29,4 @@ def plan_result(session: SparkSession, run: Run) -> PlannedResult:
     configure_custom_state(session, result, flow.trigger)
     order = plan_source_order(result, streams)
     require_same_source_order(run.checkpoint, order)
-    return PlannedResult(result if isinstance(flow.trigger, Continuous) else count_results(result), order)
+    return result if isinstance(flow.trigger, Continuous) else count_results(result), order

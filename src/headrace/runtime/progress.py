@@ -14,8 +14,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from headrace.runtime.counters import batch_committed
-from headrace.runtime.guards.guard import Progress
-from headrace.runtime.guards.idle_timer import InputProgress
+from headrace.runtime.guards.guard import InputProgress, Progress
 from headrace.spark_plan.source_order import PlannedSource
 
 # How PySpark represents a missing offset.

@@ -45,10 +45,10 @@ class RunningQuery:
         try:
             self._guards.before_start(session)
             run.flow.sink.prepare(session, run.target)
-            result = plan_result(session, run)
-            self._reports = BatchReports(run.flow.name, result.order, self._guards.on_progress)
+            rows, order = plan_result(session, run)
+            self._reports = BatchReports(run.flow.name, order, self._guards.on_progress)
             listen(session, on_progress=self._reports.report)
-            self._query = self._start(result.rows)
+            self._query = self._start(rows)
         except Exception as error:
             self._stopper.set_started(None)
             self._guards.on_end(None)

@@ -106,9 +106,6 @@ class Supervisor:
         try:
             with acquire_lease(checkpoint, self._target.lease) as lease, lock_sink_folders(flow, self._target):
                 self._run_until_done(flow, checkpoint, lease)
-        except HeadraceError as error:
-            self._errors[flow.name] = error
-            self._bus.publish(FlowFailed(flow.name, error, retry_in=None))
         except Exception as error:
             self._errors[flow.name] = map_error(flow.name, error)
             self._bus.publish(FlowFailed(flow.name, self._errors[flow.name], retry_in=None))

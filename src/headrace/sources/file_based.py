@@ -1,5 +1,9 @@
 """The base of the sources that read files: folders and Delta tables."""
 
+import os
+
+from headrace.clients.storage import is_local, local_path
+from headrace.errors import DataError
 from headrace.flow.source import Bound, Bounded, ReadsFolder
 from headrace.flow.target import Target
 
@@ -39,3 +43,27 @@ class FileBasedSource(Bounded, ReadsFolder):
         """Return the bounds that are set, as options of Spark's file and Delta sources."""
         options = {"maxFilesPerTrigger": self.max_files_per_trigger, "maxBytesPerTrigger": self.max_bytes_per_trigger}
         return {name: str(value) for name, value in options.items() if value is not None}
+
+
+def require_readable(location: str, *, within: str = "") -> None:
+    """Raise before a start unless a folder, or its subfolder `within`, exists and can be listed.
+
+    Other filesystems are not checked; Spark reports them.
+    """
+    if not is_local(location):
+        return
+    folder = local_path(location) / within
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        raise DataError(
+            f"{location} cannot be read{' as a Delta table' if within else ''}.",
+            why=f"{folder}: {os.strerror(error.errno or 0)}.",
+            state="Nothing was started and nothing was written.",
+            remedy=(
+                "Run the flow that writes the table first, or correct the path."
+                if within
+                else "Create the folder, allow this user to read it, or correct the path."
+            ),
+            code="HR-510",
+        ) from error

@@ -15,8 +15,7 @@ from headrace.flow.source import ReadsFiles
 from headrace.flow.target import Target
 from headrace.sources.arrival_rates import file_arrival_rates
 from headrace.sources.errors import source_not_replayable
-from headrace.sources.file_based import FileBasedSource
-from headrace.sources.local_folder import require_readable
+from headrace.sources.file_based import FileBasedSource, require_readable
 from headrace.sources.sink_folder import require_readable_by_log, sink_read_options
 from headrace.sources.validation import invalid_source, require_bounds
 

@@ -15,7 +15,7 @@ from headrace.operate.checkpoint.offsets import SourceReads, next_reads
 from headrace.operate.checkpoint.state import state_operators, state_stores
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import Flaw, find_log_flaws
-from headrace.runtime.checkpoint.lease_status import current_holder
+from headrace.runtime.checkpoint.lease import current_holder
 from headrace.runtime.checkpoint.manifest import Manifest
 
 

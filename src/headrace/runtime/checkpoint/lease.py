@@ -29,7 +29,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
+import psutil
 from py4j.protocol import Py4JError
 
 from headrace.clients.file_lock import lock_file
@@ -42,6 +44,9 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 _HEARTBEATS_PER_LEASE = 6
 _ENDED = "ended"
 _DIGITS = 8
+
+# The kernel's list of locks, with the inode of each. Other systems than Linux have none.
+_LOCKS = Path("/proc/locks")
 
 
 class ActiveLease:
@@ -223,6 +228,37 @@ def _create_lease(checkpoint: Checkpoint, number: int) -> ActiveLease:
 def highest_lease(checkpoint: Checkpoint) -> int:
     """Return the highest lease number, 0 before the first."""
     return max((int(name) for name in checkpoint.files.names(_folder(checkpoint)) if name.isdigit()), default=0)
+
+
+def current_holder(checkpoint: Checkpoint) -> dict[str, object] | None:
+    """Return the holder of the lease as recorded (pid, host, since), or None if the lease is free.
+
+    Does not take the lease, which could fail a start. Shared storage has no locks to inspect: a lease there counts as
+    held until its holder records `ended`, even if the holder has died.
+    """
+    number, file = highest_lease(checkpoint), f"{checkpoint.metadata_dir}/lease"
+    heartbeat = checkpoint.files.read(f"{_path(checkpoint, number)}.beat") if number else None
+    try:
+        holder = json.loads(checkpoint.files.read(_path(checkpoint, number) if number else file) or "{}")
+    except ValueError:
+        holder = {}
+    if not isinstance(holder, dict):
+        holder = {}
+    if heartbeat is not None:
+        return holder if heartbeat != _ENDED else None
+    is_held = holder and is_local(file) and _is_locked(local_path(file), holder)
+    return holder if is_held else None
+
+
+def _is_locked(path: Path, holder: dict[str, object]) -> bool:
+    if not path.exists():
+        return False
+    if not _LOCKS.exists():
+        return psutil.pid_exists(int(str(holder.get("pid", -1))))
+    inode = str(path.stat().st_ino)
+    # A process that waits for a lock has its own line, with an arrow in the second column.
+    locks = [line.split() for line in _LOCKS.read_text().splitlines() if "->" not in line]
+    return any(len(lock) > 5 and lock[1] == "FLOCK" and lock[5].endswith(f":{inode}") for lock in locks)
 
 
 def _folder(checkpoint: Checkpoint) -> str:

@@ -11,7 +11,6 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from headrace.errors import HeadraceError
 from headrace.flow.sink import Batch
 from headrace.runtime.events import BatchCommitted
-from headrace.runtime.guards.idle_timer import InputProgress
 
 
 class Stop(Protocol):
@@ -35,6 +34,14 @@ class Attempt:
     batch: Batch
     rows: DataFrame
     last_progress: Callable[[], StreamingQueryProgress | None]
+
+
+@dataclass(frozen=True)
+class InputProgress:
+    """The progress of one input in one trigger. `rest` is True if it has more rows than the batch read."""
+
+    rows: int
+    rest: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from pyspark.sql import SparkSession
 from headrace.errors import HeadraceError
 from headrace.flow.run_cache import RunCache
 from headrace.runtime.guards.batches import CommitGuard, RetryGuard
-from headrace.runtime.guards.captures import CaptureGuard
 from headrace.runtime.guards.checkpoint import CheckpointGuard, LeaseLossGuard, OwnershipGuard, SettingsGuard
 from headrace.runtime.guards.epochs import EpochGuard
 from headrace.runtime.guards.guard import Attempt, Guard, Progress
 from headrace.runtime.guards.idle_inputs import IdleInputGuard
-from headrace.runtime.guards.sources import SourceGuard
+from headrace.runtime.guards.sources import CaptureGuard, SourceGuard
 from headrace.runtime.guards.state_budget import StateBudgetGuard
 from headrace.runtime.run import Run
 from headrace.runtime.stopping import Stopper

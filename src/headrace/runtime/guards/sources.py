@@ -1,4 +1,4 @@
-"""Guards the sources of a flow against lost rows and recreated topics: at the start and around each batch.
+"""Guards the sources of a flow against lost rows and recreated topics, and watches the captures that fill its topics.
 
 When Kafka can lose rows, and what happens then:
 
@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError, KafkaDataLoss, TopicNotFound, Transient
 from headrace.flow.flow import Flow
+from headrace.flow.sink import WatchesCapture, leaf_sinks
 from headrace.flow.source import CanLoseRows, MissingOffsets, SourceWatch
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -24,7 +25,7 @@ from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, Lost
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.runtime.checkpoint.topic_identity import AcceptedTopic, TopicIdentities
 from headrace.runtime.continuous import is_continuous
-from headrace.runtime.events import OffsetsLost
+from headrace.runtime.events import CaptureUnhealthy, OffsetsLost
 from headrace.runtime.guards.guard import Attempt, Guard, Progress, Stop
 
 # The maximum number of ranges in a message: a topic may have hundreds of partitions.
@@ -188,3 +189,32 @@ class SourceGuard(Guard):
             remedy=f"To continue without them, set data_loss_reason='why' on {source.name}: the ranges are then "
             f"recorded in {self._checkpoint.metadata_dir}/lost. Look at the topic's retention.",
         )
+
+
+class CaptureGuard(Guard):
+    """The capture watches of one run of a flow, through sinks that implement `WatchesCapture`."""
+
+    def __init__(self, flow: Flow, target: Target, on_event: Callable[[CaptureUnhealthy], None], stop: Stop) -> None:
+        def on_problem(capture: str, error: HeadraceError) -> None:
+            on_event(CaptureUnhealthy(flow.name, capture, error))
+
+        sinks = [sink for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WatchesCapture)]
+        self._watches = [sink.watch_capture(flow.name, target, on_problem) for sink in sinks]
+        self._stop = stop
+
+    def before_start(self, session: SparkSession) -> None:
+        """Check once, which raises HR-522, then regularly on separate threads, which stop the query with HR-522."""
+        self.check()
+        for watch in self._watches:
+            watch.start(self._stop)
+
+    def check(self) -> None:
+        """Check once. Raises HR-522."""
+        for watch in self._watches:
+            watch.check_now()
+
+    def on_end(self, error: HeadraceError | None) -> HeadraceError | None:
+        """Stop checking. Returns immediately."""
+        for watch in self._watches:
+            watch.close()
+        return error

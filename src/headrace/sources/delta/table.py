@@ -6,8 +6,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from headrace.clients.spark.delta_log import LOG_FOLDER
 from headrace.flow.target import Target
 from headrace.sources.arrival_rates import table_arrival_rates
-from headrace.sources.file_based import FileBasedSource
-from headrace.sources.local_folder import require_readable
+from headrace.sources.file_based import FileBasedSource, require_readable
 
 
 class DeltaTableSource(FileBasedSource):
