@@ -37,10 +37,10 @@ from headrace.flow.levers import (
     OutputMode,
     RealTime,
     RocksDB,
+    StateBudget,
     Watermark,
 )
 from headrace.flow.source import AutoBatchSize
-from headrace.flow.state_budget import StateBudget
 from headrace.flow.target import Database, HttpEndpoint, KafkaConnect, Lease, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink, Transaction

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import unquote, urlsplit
 
 import pymysql
 from pymysql.cursors import Cursor
 
-from headrace.clients.postgres import DatabaseAddress, wrong_url
+from headrace.clients.postgres import DatabaseAddress, parse_url, wrong_url
 from headrace.errors import ConfigError, ServiceUnavailable
 from headrace.flow.target import Database
 
 _SCHEMES = ("jdbc:mariadb:", "jdbc:mysql:")
-_PORT = 3306
+_EXAMPLE = "jdbc:mariadb://db.example.org:3306/shop"
 
 # The timeout to connect.
 _ANSWER_WITHIN_SECONDS = 10
@@ -35,17 +34,9 @@ def is_mariadb(database: Database) -> bool:
 
 def address(database: Database) -> DatabaseAddress:
     """Parse a JDBC URL; raise HR-120 if it is invalid."""
-    try:
-        parts = urlsplit(database.url.removeprefix("jdbc:"))
-        port = parts.port or _PORT
-    except ValueError as error:
-        raise _wrong_url("It has to name one host, with a port or without one.") from error
-    if parts.username is not None or parts.password is not None:
-        raise _wrong_url("It contains a login, and addresses are printed.")
-    name = unquote(parts.path.removeprefix("/"))
-    if not is_mysql(database) or not parts.hostname or not name or "/" in name or parts.query:
-        raise _wrong_url("It has to name a host and a database, and nothing else.")
-    return DatabaseAddress(parts.hostname, port, name, {})
+    if not is_mysql(database):
+        raise wrong_url(f"It begins neither with {_SCHEMES[0]}// nor with {_SCHEMES[1]}//.", _EXAMPLE)
+    return parse_url(database.url, 3306, (), _EXAMPLE)
 
 
 @contextmanager
@@ -105,7 +96,3 @@ def _connection_error(where: DatabaseAddress, user: str, error: pymysql.Error) -
         remedy="Start the server (`headrace up --with mariadb` for the local one), or correct the url.",
         code="HR-612",
     )
-
-
-def _wrong_url(why: str) -> ConfigError:
-    return wrong_url(why, "jdbc:mariadb://db.example.org:3306/shop")

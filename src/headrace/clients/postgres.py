@@ -1,6 +1,6 @@
 """The Postgres client: connections, and the mapping of their errors. Does not use Spark."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -12,7 +12,7 @@ from headrace.errors import ConfigError, HeadraceError, ServiceUnavailable, did_
 from headrace.flow.target import Database, Target
 
 _SCHEME = "jdbc:postgresql:"
-_PORT = 5432
+_EXAMPLE = "jdbc:postgresql://db.example.org:5432/shop"
 
 # The timeout to connect.
 _ANSWER_WITHIN_SECONDS = 10
@@ -66,21 +66,30 @@ def address(database: Database) -> DatabaseAddress:
     """Parse a JDBC URL; raise HR-120 if it is invalid."""
     if not database.url.startswith(_SCHEME):
         # Never print the URL: it may contain a login.
-        raise wrong_url(f"It does not begin with {_SCHEME}//. Postgres is the only database that Headrace can write.")
+        raise wrong_url(
+            f"It does not begin with {_SCHEME}//. Postgres is the only database that Headrace can write.", _EXAMPLE
+        )
+    return parse_url(database.url, 5432, _OPTIONS, _EXAMPLE)
+
+
+def parse_url(url: str, port: int, allowed_options: Sequence[str], example: str) -> DatabaseAddress:
+    """Parse the JDBC URL of a database of any family, with its default port; raise HR-120 if it is invalid."""
     try:
-        parts = urlsplit(database.url.removeprefix("jdbc:"))
-        port = parts.port or _PORT
+        parts = urlsplit(url.removeprefix("jdbc:"))
+        port = parts.port or port
     except ValueError as error:
-        raise wrong_url("It has to name one host, with a port or without one.") from error
+        raise wrong_url("It has to name one host, with a port or without one.", example) from error
     if parts.username is not None or parts.password is not None:
-        raise wrong_url("It contains a login, and addresses are printed. `user` and `password` are separate keys.")
+        why = "It contains a login, and addresses are printed. `user` and `password` are separate keys."
+        raise wrong_url(why, example)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for option in options:
-        if option not in _OPTIONS:
-            raise wrong_url(f"It has the option '{option}', and only {' and '.join(_OPTIONS)} are known.")
+        if option not in allowed_options:
+            option_names = " and ".join(allowed_options) or "none"
+            raise wrong_url(f"It has the option '{option}', and the known ones are: {option_names}.", example)
     name = unquote(parts.path.removeprefix("/"))
     if not parts.hostname or not name or "/" in name:
-        raise wrong_url("It has to name a host and a database: jdbc:postgresql://host:5432/database.")
+        raise wrong_url("It has to name a host and a database.", example)
     return DatabaseAddress(parts.hostname, port, name, options)
 
 
@@ -156,8 +165,8 @@ def _connection_error(where: DatabaseAddress, user: str, error: psycopg.Error) -
     )
 
 
-def wrong_url(why: str, example: str = "jdbc:postgresql://db.example.org:5432/shop") -> ConfigError:
-    """Return HR-115 for the url of a database of any family."""
+def wrong_url(why: str, example: str) -> ConfigError:
+    """Return HR-120 for the url of a database of any family."""
     return ConfigError(
         "The url of a database cannot be used.",
         why=why,

@@ -165,7 +165,8 @@ class TopicFeed:
                 log.info("Kafka reports %s for %s.", error.name(), message.topic())
                 continue
             try:
-                rows.append((self._decode(message), _published(message)))
+                published = datetime.fromtimestamp(max(message.timestamp()[1], 0) / 1000, UTC)
+                rows.append((self._decode(message), published))
             except ValueError as failure:
                 malformed += 1
                 partition = f"{message.topic()}[{message.partition()}]@{message.offset()}"
@@ -179,12 +180,10 @@ class TopicFeed:
             self._set(rows=status.rows + len(rows), malformed=status.malformed + malformed)
 
     def _decode(self, message: Message) -> BaseModel:
-        kind = self._topics[message.topic() or ""]
         value = message.value()
         if value is None:
-            msg = "a row without a value"
-            raise ValueError(msg)
-        return kind.model_validate_json(value)
+            raise ValueError("a row without a value")
+        return self._topics[message.topic() or ""].model_validate_json(value)
 
     def _settings(self) -> dict[str, str | int | bool | object]:
         return {
@@ -216,8 +215,3 @@ class TopicFeed:
     def _set(self, **changes: object) -> None:
         # Only the feed's own thread comes here: client callbacks run inside poll and consume.
         self._status = replace(self._status, **changes)  # type: ignore[arg-type]
-
-
-def _published(message: Message) -> datetime:
-    _, milliseconds = message.timestamp()
-    return datetime.fromtimestamp(max(milliseconds, 0) / 1000, UTC)

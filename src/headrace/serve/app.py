@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Literal
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from headrace.clients.topic_feed import FeedStatus
 from headrace.patterns.page import FeedResponse, NotFoundError, Page, ServerHealth
-from headrace.serve import files
 from headrace.serve.assets import Assets
 from headrace.serve.guard import LOOPBACK_NAMES, SecurityMiddleware
 from headrace.serve.live import LiveStreams, StreamIntervals
@@ -54,7 +53,6 @@ def create_app(
     )
     live = LiveStreams(page, feed_status, pace or StreamIntervals())
     app.state.live = live
-    app.state.assets = Assets(page.files)
     for endpoint in page.endpoints:
         not_found = {"model": endpoint.not_found, "description": "Nothing has this name."}
         app.add_api_route(
@@ -90,9 +88,31 @@ def create_app(
     response, summary = page.health_response, "Is the data current?"
     app.add_api_route(f"{_API}/health", health, tags=["health"], summary=summary, response_model=response)
     app.add_exception_handler(NotFoundError, _not_found)
-    app.include_router(files.router)
+    _add_files(app, Assets(page.files))
     app.add_middleware(SecurityMiddleware, allowed_hosts=tuple(allowed_hosts))
     return app
+
+
+def _add_files(app: FastAPI, assets: Assets) -> None:
+    """Add the routes of the files: the page, its scripts and styles, and the reference of the API."""
+    # The reference is drawn by the page from the OpenAPI document. Some clients request /favicon.ico directly.
+    pages = {"/": "index.html", f"{_API}/docs": "reference.html", "/favicon.ico": "icon.svg"}
+
+    def page_route(name: str) -> Callable[[Request], Response]:
+        def send_page(request: Request) -> Response:
+            return assets.page(name).respond(request, immutable=False)
+
+        return send_page
+
+    def send_asset(request: Request, digest: str, name: str) -> Response:
+        file = assets.find(digest, name)
+        if file is None:
+            raise HTTPException(status_code=404)
+        return file.respond(request)
+
+    for path, name in pages.items():
+        app.add_api_route(path, page_route(name), include_in_schema=False)
+    app.add_api_route("/assets/{digest}/{name}", send_asset, include_in_schema=False)
 
 
 async def _events(request: Request) -> Response:

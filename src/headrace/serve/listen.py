@@ -33,9 +33,8 @@ def bind_port(host: str, port: int) -> socket.socket:
         except OSError as failure:
             listener.close()
             if failure.errno != errno.EADDRINUSE:
-                msg = f"The page cannot listen on {host}:{candidate}."
                 raise ConfigError(
-                    msg,
+                    f"The page cannot listen on {host}:{candidate}.",
                     why=f"The system says: {failure.strerror or failure}.",
                     state="No data is affected.",
                     remedy="Choose another --host or a --port above 1023.",
@@ -43,9 +42,8 @@ def bind_port(host: str, port: int) -> socket.socket:
                 ) from failure
         else:
             return listener
-    msg = f"The page cannot listen on {host}: every port from {port} to {last} is taken."
     raise ConfigError(
-        msg,
+        f"The page cannot listen on {host}: every port from {port} to {last} is taken.",
         why="Other programs listen there.",
         state="No data is affected.",
         remedy="Stop one of them, or choose another --port; --port 0 takes any free one.",

@@ -120,7 +120,7 @@ _PANDAS_AGGREGATE = _unsupported(
     "Use Spark's own aggregate functions, or transformWithState.",
 )
 _NO_WATERMARK = _unsupported("It needs a watermark, and its rows have none.", "Set watermark= on the Input.")
-_TIMERS_WITHOUT_WATERMARK = _incorrect_result(
+_TIMERS_NEVER_FIRE = _incorrect_result(
     "Its timers need a watermark, and the input has none, so they never fire. Spark reports no error.",
     "Set watermark= on the Input.",
 )
@@ -133,7 +133,7 @@ _DEDUP_AFTER_AGGREGATE = _incorrect_result(
     "dropDuplicates keeps the first value of a group and drops every later one. Spark accepts the query.",
     "Leave dropDuplicates out: update mode with a sink that upserts keeps one row per group.",
 )
-_PANDAS_STATE_AFTER_AGGREGATE = _unsupported(
+_CHAINED_PANDAS_STATE = _unsupported(
     "Spark does not support this function after an aggregation.",
     "Use transformWithState in append mode; or write the aggregation to a table and read it in a second flow.",
 )
@@ -242,20 +242,12 @@ MODES: Mapping[OperatorKind, tuple[Cell, Cell, Cell]] = {
     OperatorKind.KEYLESS_JOIN: (_NO_EQUAL_KEY, _NO_EQUAL_KEY, _JOIN_COMPLETE),
     OperatorKind.OUTER_STATIC_JOIN: (_OUTER_STATIC_JOIN, _OUTER_STATIC_JOIN, _OUTER_STATIC_JOIN),
     OperatorKind.CUSTOM_STATE: (_ALLOWED, _ALLOWED, _NEEDS_AGGREGATION),
-    OperatorKind.CUSTOM_TIMERS_WITHOUT_WATERMARK: (
-        _TIMERS_WITHOUT_WATERMARK,
-        _TIMERS_WITHOUT_WATERMARK,
-        _TIMERS_WITHOUT_WATERMARK,
-    ),
+    OperatorKind.CUSTOM_TIMERS_WITHOUT_WATERMARK: (_TIMERS_NEVER_FIRE, _TIMERS_NEVER_FIRE, _TIMERS_NEVER_FIRE),
     OperatorKind.PANDAS_STATE_APPEND: (_ALLOWED, _FUNCTION_APPENDS, _FUNCTION_APPENDS),
     OperatorKind.PANDAS_STATE_UPDATE: (_FUNCTION_UPDATES, _ALLOWED, _FUNCTION_UPDATES),
     OperatorKind.PANDAS_STATE_WITHOUT_WATERMARK: (_NO_WATERMARK, _NO_WATERMARK, _NO_WATERMARK),
     OperatorKind.PANDAS_STATE_TWICE: (_ONE_PER_QUERY, _ONE_PER_QUERY, _ONE_PER_QUERY),
-    OperatorKind.PANDAS_STATE_AFTER_AGGREGATE: (
-        _PANDAS_STATE_AFTER_AGGREGATE,
-        _PANDAS_STATE_AFTER_AGGREGATE,
-        _PANDAS_STATE_AFTER_AGGREGATE,
-    ),
+    OperatorKind.PANDAS_STATE_AFTER_AGGREGATE: (_CHAINED_PANDAS_STATE, _CHAINED_PANDAS_STATE, _CHAINED_PANDAS_STATE),
     OperatorKind.PANDAS_UPDATES_AGGREGATED: (_AGGREGATED_UPDATES, _AGGREGATED_UPDATES, _AGGREGATED_UPDATES),
     OperatorKind.STATE_AFTER_AGGREGATE: (_ALLOWED, _STATE_AFTER_AGGREGATE, _STATE_AFTER_AGGREGATE),
     OperatorKind.DEDUP_AFTER_AGGREGATE: (_ALLOWED, _DEDUP_AFTER_AGGREGATE, _DEDUP_AFTER_AGGREGATE),

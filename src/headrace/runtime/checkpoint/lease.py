@@ -237,17 +237,17 @@ def current_holder(checkpoint: Checkpoint) -> dict[str, object] | None:
     held until its holder records `ended`, even if the holder has died.
     """
     number, file = highest_lease(checkpoint), f"{checkpoint.metadata_dir}/lease"
-    heartbeat = checkpoint.files.read(f"{_path(checkpoint, number)}.beat") if number else None
     try:
         holder = json.loads(checkpoint.files.read(_path(checkpoint, number) if number else file) or "{}")
     except ValueError:
         holder = {}
     if not isinstance(holder, dict):
         holder = {}
+    heartbeat = checkpoint.files.read(f"{_path(checkpoint, number)}.beat") if number else None
     if heartbeat is not None:
         return holder if heartbeat != _ENDED else None
-    is_held = holder and is_local(file) and _is_locked(local_path(file), holder)
-    return holder if is_held else None
+    is_locked = holder and is_local(file) and _is_locked(local_path(file), holder)
+    return holder if is_locked else None
 
 
 def _is_locked(path: Path, holder: dict[str, object]) -> bool:

@@ -47,7 +47,7 @@ class InMemoryStateStore:
 
     def put_value(self, value: Any | None) -> None:
         """Store the value; None removes it."""
-        self._put(VALUE, None, value)
+        self.put_entry(VALUE, None, value)
 
     def elements(self, name: str) -> Iterable[Any]:
         """Return the elements of a list."""
@@ -55,13 +55,13 @@ class InMemoryStateStore:
 
     def add_element(self, name: str, element: Any) -> None:
         """Append an element to a list."""
-        self._put(name, max(self._entries.get(name, {}), default=-1) + 1, element)
+        self.put_entry(name, max(self._entries.get(name, {}), default=-1) + 1, element)
 
     def put_elements(self, name: str, elements: Sequence[Any]) -> None:
         """Replace a list."""
         self._entries.pop(name, None)
         for number, element in enumerate(elements):
-            self._put(name, number, element)
+            self.put_entry(name, number, element)
 
     def entry(self, name: str, key: Any) -> Any | None:
         """Return the value of a map key, or None."""
@@ -73,7 +73,10 @@ class InMemoryStateStore:
 
     def put_entry(self, name: str, key: Any, value: Any | None) -> None:
         """Store the value of a map key; None removes it."""
-        self._put(name, key, value)
+        entries, ttl = self._entries.setdefault(name, {}), self._ttls[name]
+        entries.pop(key, None)
+        if value is not None:
+            entries[key] = (value, float("inf") if ttl is None else self._now + ttl)
 
     def clear_entries(self, name: str) -> None:
         """Remove a map."""
@@ -97,12 +100,6 @@ class InMemoryStateStore:
 
     def _unexpired(self, name: str) -> dict[Any, Any]:
         return {key: value for key, (value, until) in self._entries.get(name, {}).items() if until > self._now}
-
-    def _put(self, name: str, key: Any, value: Any | None) -> None:
-        entries, ttl = self._entries.setdefault(name, {}), self._ttls[name]
-        entries.pop(key, None)
-        if value is not None:
-            entries[key] = (value, float("inf") if ttl is None else self._now + ttl)
 
 
 def fire_timers(
