@@ -110,7 +110,8 @@ class FlowAudit:
             self._append(quarantine_table(self._target, self._flow.name), "quarantine", invalid, self._invalid_rows)
             dropped = {number: reported[number].dropped if number in reported else None for number in group}
             self._record_late({n: dropped[n] for n in group if n not in reported or reported[n].late})
-            self._record_audited_batch(group[-1])
+            note = {"query_id": self._checkpoint.query_id(), "batch": group[-1]}
+            self._checkpoint.files.write(self._note_path, json.dumps(note))
 
     def catch_up(self) -> None:
         """Audit every committed batch. Call only while no query of the flow runs."""
@@ -143,10 +144,6 @@ class FlowAudit:
         note = json.loads(text) if text else {}
         # A note of another checkpoint does not count for this one.
         return int(note["batch"]) if note.get("query_id") == self._checkpoint.query_id() else -1
-
-    def _record_audited_batch(self, batch_id: int) -> None:
-        note = {"query_id": self._checkpoint.query_id(), "batch": batch_id}
-        self._checkpoint.files.write(self._note_path, json.dumps(note))
 
     def _record_late(self, dropped: Mapping[int, tuple[int, ...] | None]) -> None:
         """Record the late rows of batches, then the drops that Spark counted beyond them."""
@@ -188,7 +185,7 @@ class FlowAudit:
     ) -> None:
         """Append the rows of batches that the table does not have yet, in one commit that records the last batch."""
         app_id = f"{self._checkpoint.query_id()}:{kind}"
-        recorded = self._last_recorded(table, app_id) if batches else -1
+        recorded = last_recorded(self._session, table, app_id) if batches and is_table(table, self._session) else -1
         frames = build_rows([number for number in batches if number > recorded])
         if not frames:
             return
@@ -266,10 +263,6 @@ class FlowAudit:
 
     def _table(self, location: str) -> DataFrame | None:
         return self._session.read.format("delta").load(location) if is_table(location, self._session) else None
-
-    def _last_recorded(self, location: str, app_id: str) -> int:
-        """Return the last batch that a table has recorded for an application id, or -1."""
-        return last_recorded(self._session, location, app_id) if is_table(location, self._session) else -1
 
 
 def _rejected_rows(

@@ -31,7 +31,7 @@ from headrace.spark_plan.late_filters import (
     record_position,
 )
 
-# The error of a source whose rows cannot be read again. They are reported as unexplained: no later attempt helps.
+# The fields of a late row's origin.
 _ORIGIN = ("input", "topic", "partition", "offset", "row_id")
 
 _OUT_OF_STATE = "They come from the state of another operator, and cannot be computed from the batch alone."
@@ -85,6 +85,7 @@ class LateAudit:
                     name: self._input_rows(number, name, input_) for name, input_ in self._flow.named_inputs.items()
                 }
             except SourceNotReplayable as error:
+                # Reported as unexplained: no later attempt helps.
                 drops.append(UnexplainedDrop(number, "", None if counts is None else sum(counts), error.why))
                 continue
             watermark_ms = self._checkpoint.offset_entry(number - 1).watermark_ms

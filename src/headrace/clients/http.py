@@ -101,9 +101,8 @@ class HttpReceiver:
             )
         except HTTPError as error:
             raise self._no_response(error) from error
-        return HttpResponse(
-            response.status, _attempts(response), response.data[:_ANSWER_BYTES].decode(errors="replace")
-        )
+        attempts = len(response.retries.history) + 1 if response.retries is not None else 1
+        return HttpResponse(response.status, attempts, response.data[:_ANSWER_BYTES].decode(errors="replace"))
 
     def close(self) -> None:
         """Close the connections."""
@@ -197,7 +196,3 @@ def _is_public(address: str) -> bool:
     return all(
         candidate.is_global and not candidate.is_multicast for candidate in (parsed, *inner) if candidate is not None
     )
-
-
-def _attempts(response: BaseHTTPResponse) -> int:
-    return len(response.retries.history) + 1 if response.retries is not None else 1

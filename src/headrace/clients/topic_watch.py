@@ -54,7 +54,7 @@ class TopicWatch:
         deadline = time.monotonic() + _MISSING_TIMEOUT_SECONDS
         while True:
             names = self._names()
-            ids = dict(self._ids(names))
+            ids = {name: str(description.topic_id) for name, description in self._descriptions(names)}
             if len(ids) == len(names) or time.monotonic() > deadline:
                 self._known_topics = set(ids)
                 return {name: topic_id for name, topic_id in ids.items() if topic_id != _NO_ID}
@@ -115,9 +115,6 @@ class TopicWatch:
         except KafkaException as error:
             raise self._unavailable(error.args[0]) from error
         return sorted(self._known_topics.union(filter(self._topics, present)))
-
-    def _ids(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-        return ((name, str(description.topic_id)) for name, description in self._descriptions(names))
 
     def _descriptions(self, names: Sequence[str]) -> Iterator[tuple[str, TopicDescription]]:
         """Yield the description of each existing topic."""

@@ -69,13 +69,10 @@ def validate(raw: DataFrame, input_: Input) -> DataFrame:
     schema = _schema(input_)
     rows = raw.where(F.col("value").isNotNull()) if input_.null_values == "skip" else raw
     flat = read_flat_json(rows, input_)
-    if flat is None:
-        parsed = _validate_with_from_json(rows, input_, schema).drop(_TEXT, _UNPARSABLE, _PARSED)
-    else:
-        flat_rows = rows.withColumn(_FLAT, F.when(F.col("key").isNotNull(), flat) if input_.key_required else flat)
-        parsed = _validate_with_from_json(flat_rows, input_, schema, is_flat=True).drop(
-            _FLAT, _TEXT, _UNPARSABLE, _PARSED
-        )
+    if flat is not None:
+        rows = rows.withColumn(_FLAT, F.when(F.col("key").isNotNull(), flat) if input_.key_required else flat)
+    validated = _validate_with_from_json(rows, input_, schema, is_flat=flat is not None)
+    parsed = validated.drop(_FLAT, _TEXT, _UNPARSABLE, _PARSED)
     return _apply_rules(parsed, input_, schema, raw.columns) if input_.rules else parsed
 
 
@@ -92,9 +89,7 @@ def _apply_rules(rows: DataFrame, input_: Input, schema: T.StructType, raw: list
     )
 
 
-def _validate_with_from_json(
-    rows: DataFrame, input_: Input, schema: T.StructType, *, is_flat: bool = False
-) -> DataFrame:
+def _validate_with_from_json(rows: DataFrame, input_: Input, schema: T.StructType, *, is_flat: bool) -> DataFrame:
     """Parse and validate with `from_json`; with `is_flat` only the rows that `flat_json` did not parse."""
     is_unparsed = F.col(_FLAT).isNull() if is_flat else F.lit(True)
     with_text = rows.withColumn(_TEXT, F.when(is_unparsed & _is_parsable(input_), _wrapped_payload()))
@@ -106,17 +101,11 @@ def _validate_with_from_json(
     )
     fields = {_FIELD + field.name: _cast_field(field) for field in schema}
     if is_flat:
-        flat = {_FIELD + field.name: F.col(_FLAT).getField(field.name) for field in schema}
-        fields = {
-            name: F.when(is_unparsed, parsed_field).otherwise(flat[name]) for name, parsed_field in fields.items()
-        }
-    typed = parsed.withColumns(fields)
-    invalid = (
-        F.col(_UNPARSABLE) | (is_unparsed & _is_invalid(schema))
-        if is_flat
-        else F.col(_UNPARSABLE) | _is_invalid(schema)
-    )
-    return typed.withColumn(INVALID, invalid | _in_future(input_, schema))
+        for field in schema:
+            parsed_field = F.when(is_unparsed, fields[_FIELD + field.name])
+            fields[_FIELD + field.name] = parsed_field.otherwise(F.col(_FLAT).getField(field.name))
+    invalid = F.col(_UNPARSABLE) | (is_unparsed & _is_invalid(schema))
+    return parsed.withColumns(fields).withColumn(INVALID, invalid | _in_future(input_, schema))
 
 
 def valid_rows(rows: DataFrame, input_: Input, *extra: Column) -> DataFrame:

@@ -196,6 +196,14 @@ _ERROR_MAPPINGS = (
         "Correct the transform or the output mode.",
     ),
 )
+# An exception that is none of Spark.
+_PYTHON_ERROR = _ErrorMapping(
+    (),
+    FlowError,
+    "HR-206",
+    "Python code of the flow or its sink raised an error.",
+    "Correct the code and start the flow again; it resumes where it stopped.",
+)
 
 
 def map_error(flow: str, error: BaseException | str) -> HeadraceError:
@@ -213,22 +221,12 @@ def map_error(flow: str, error: BaseException | str) -> HeadraceError:
             remedy="Correct the code and start the flow again; it resumes where it stopped.",
             code=worker_error[1],
         )
-    for mapping in _ERROR_MAPPINGS:
-        if any(phrase in text for phrase in mapping.phrases):
-            return mapping.error_class(
-                f"Flow '{flow}': {mapping.what}",
-                why=_cause(text),
-                state=_STATE,
-                remedy=mapping.remedy,
-                code=mapping.code,
-            )
-    if isinstance(error, Exception) and not isinstance(error, PySparkException | Py4JError):
-        return FlowError(
-            f"Flow '{flow}': Python code of the flow or its sink raised an error.",
-            why=_cause(text),
-            state=_STATE,
-            remedy="Correct the code and start the flow again; it resumes where it stopped.",
-            code="HR-206",
+    mapping = next((row for row in _ERROR_MAPPINGS if any(phrase in text for phrase in row.phrases)), None)
+    if mapping is None and isinstance(error, Exception) and not isinstance(error, PySparkException | Py4JError):
+        mapping = _PYTHON_ERROR
+    if mapping is not None:
+        return mapping.error_class(
+            f"Flow '{flow}': {mapping.what}", why=_cause(text), state=_STATE, remedy=mapping.remedy, code=mapping.code
         )
     return FlowError(
         f"Flow '{flow}' failed.",

@@ -84,7 +84,7 @@ def open_session(
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     _redirect_py4j_log(log)
     builder = SparkSession.builder.appName(app_name).master(target.master)
-    settings = dict(_APPLICATION)
+    settings, log4j = dict(_APPLICATION), Path(__file__).with_name("log4j2.properties")
     if target.master.startswith("local"):
         # A laptop: no UI port to collide, and the driver binds where nobody else can reach it.
         settings |= {
@@ -93,7 +93,7 @@ def open_session(
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "2g",
             "spark.sql.warehouse.dir": f"{target.lake.rstrip('/')}/_warehouse",
-            "spark.driver.extraJavaOptions": _log_options(),
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} -Djava.net.preferIPv4Stack=true",
         }
     if local_cores(target.master) is not None:
         settings |= _LOCAL_DISK
@@ -257,8 +257,3 @@ def _redirect_py4j_log(log: Path | None) -> None:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         logger.addHandler(logging.NullHandler() if log is None else logging.FileHandler(log, delay=True))
-
-
-def _log_options() -> str:
-    log4j = Path(__file__).with_name("log4j2.properties")
-    return f"-Dlog4j2.configurationFile=file:{log4j} -Djava.net.preferIPv4Stack=true"

@@ -51,8 +51,12 @@ def require_watermark(rows: DataFrame, column: str, declared: Watermark | None =
 def _first_rows(rows: DataFrame, key: tuple[str, ...], within: Watermark) -> DataFrame:
     delay = F.make_dt_interval(secs=F.lit(within.duration.seconds))
     timed_row = F.struct(F.col(within.column).alias("at"), F.struct("*").alias("row"))
+
+    def compare_times(left: Column, right: Column) -> Column:
+        return F.when(left["at"] < right["at"], -1).when(left["at"] > right["at"], 1).otherwise(0)
+
     # Compare by time only: rows may contain maps, which have no order.
-    by_time = F.array_sort(F.collect_list(timed_row), _compare_times)
+    by_time = F.array_sort(F.collect_list(timed_row), compare_times)
     gathered = rows.groupBy(*key).agg(by_time.alias("all"))
     initial = F.struct(
         F.filter(F.transform("all", lambda timed: timed["row"]), lambda _: F.lit(False)).alias("rows"),
@@ -66,10 +70,6 @@ def _first_rows(rows: DataFrame, key: tuple[str, ...], within: Watermark) -> Dat
 
     first_rows = F.aggregate("all", initial, accumulate)["rows"]
     return gathered.select(F.inline(first_rows)).select(*rows.columns)
-
-
-def _compare_times(left: Column, right: Column) -> Column:
-    return F.when(left["at"] < right["at"], -1).when(left["at"] > right["at"], 1).otherwise(0)
 
 
 def _invalid(what: str, why: str, remedy: str) -> FlowError:

@@ -94,7 +94,7 @@ def check_operators(flow: Flow, plan: QueryPlan | UnknownPlan) -> Iterator[Findi
     """Find operators that the output mode, trigger or state store does not support. Once per kind of operator."""
     place = f"flow '{flow.name}', transform {getattr(flow.transform, '__name__', flow.transform)!s}"
     if isinstance(plan, UnknownPlan):
-        yield from _check_unknown_plan(place, plan)
+        yield _unknown_plan_finding(place, plan)
         return
     has_error = False
     for operator, cell in matrix.cells_in_mode(plan.operators, flow.mode):
@@ -136,22 +136,14 @@ def check_task_slots(flow: Flow, needed: int, free: int) -> Iterator[Finding]:
         )
 
 
-def _check_unknown_plan(place: str, plan: UnknownPlan) -> Iterator[Finding]:
+def _unknown_plan_finding(place: str, plan: UnknownPlan) -> Finding:
+    why = plan.why.rstrip(".")
     if plan.is_transform_error:
-        yield Finding(
-            "HRC-118",
-            place,
-            f"The transform cannot be planned: {plan.why.rstrip('.')}.",
-            "Correct the transform, or the schema of the Input.",
-        )
-    else:
-        yield Finding(
-            "HRC-209",
-            place,
-            f"The plan could not be checked, so its operators are unknown. {plan.why.rstrip('.')}.",
-            "Run the check where its sources can be reached; every start checks the plan too.",
-            severity=Severity.INFO,
-        )
+        remedy = "Correct the transform, or the schema of the Input."
+        return Finding("HRC-118", place, f"The transform cannot be planned: {why}.", remedy)
+    reason = f"The plan could not be checked, so its operators are unknown. {why}."
+    remedy = "Run the check where its sources can be reached; every start checks the plan too."
+    return Finding("HRC-209", place, reason, remedy, severity=Severity.INFO)
 
 
 def _finding(place: str, cell: matrix.Cell) -> Finding:

@@ -121,15 +121,15 @@ def _require_match(checkpoint: Checkpoint, sink: CommittedBatches, identity: str
             f"{_NEW_NAME}.",
             code="HR-331",
         )
-    end = planned[-1] if planned else None
-    if last is not None and (end is None or last > end):
-        ends = "has no batches" if end is None else f"ends at batch {end}"
+    end = planned[-1] if planned else -1
+    if last is not None and last > end:
+        ends, before = (f"ends at batch {end}", end) if planned else ("has no batches", "before the first")
         raise RecoveryError(
             f"The checkpoint of flow '{flow}' was set back: {sink.place} is ahead of it.",
             why=f"It has batch {last}, and the checkpoint {ends}: an old copy was restored, or entries were deleted.",
-            state=f"{_NOTHING_STARTED} Batches {_after(end)} to {last} would be planned again with other rows. The "
+            state=f"{_NOTHING_STARTED} Batches {end + 1} to {last} would be planned again with other rows. The "
             "sink skips these numbers: rows would be lost. At-least-once sinks would get rows twice.",
-            remedy=f"Restore a checkpoint that ends at batch {last}, or restore the place to batch {_before(end)}; or "
+            remedy=f"Restore a checkpoint that ends at batch {last}, or restore the place to batch {before}; or "
             f"{_NEW_NAME}.",
             code="HR-333",
         )
@@ -155,11 +155,3 @@ def _require_match(checkpoint: Checkpoint, sink: CommittedBatches, identity: str
             f"{_NEW_NAME}.",
             code="HR-334",
         )
-
-
-def _after(end: int | None) -> int:
-    return 0 if end is None else end + 1
-
-
-def _before(end: int | None) -> str:
-    return "before the first" if end is None else str(end)

@@ -41,7 +41,9 @@ class TickFiles:
 
         A stream that the checkpoint has must stay, without ticks, if the input no longer has a timeout.
         """
-        return name in self._idle_inputs or self._had_ticks(name)
+        order = read_source_order(self._checkpoint) if self._checkpoint.planned_batches() else None
+        had_ticks = any((source.input, source.role) == (name, "idle ticks") for source in order or ())
+        return name in self._idle_inputs or had_ticks
 
     def prepare(self, name: str) -> str:
         """Create the folder of an input without ticks of an earlier run, and return it. Called once per start."""
@@ -57,10 +59,6 @@ class TickFiles:
     def write(self, name: str, time_ms: int) -> None:
         """Write a tick with an event time."""
         self._checkpoint.files.write(f"{self._folder(name)}/{time_ms}", str(time_ms))
-
-    def _had_ticks(self, name: str) -> bool:
-        order = read_source_order(self._checkpoint) if self._checkpoint.planned_batches() else None
-        return any((source.input, source.role) == (name, "idle ticks") for source in order or ())
 
     def _folder(self, name: str) -> str:
         return f"{self._checkpoint.metadata_dir}/idle_ticks/{name}"

@@ -72,17 +72,14 @@ class EpochGuard(Guard):
                     self._stop(None, immediately=True)
 
     def _poll(self) -> None:
-        self._record_start_with_query_id()
+        # Record the start offsets again, with the query id that the checkpoint has since the query has started.
+        if not self._has_recorded_start and self._checkpoint.query_id() is not None:
+            self._checkpoint.record_continuous_start(self._checkpoint.continuous_start())
+            self._has_recorded_start = True
         for epoch in self._checkpoint.committed_batches():
             if epoch > self._last:
                 self._on_progress(Progress(self._batch_committed(epoch)))
                 self._last = epoch
-
-    def _record_start_with_query_id(self) -> None:
-        """Record the start offsets again, with the query id that the checkpoint has since the query has started."""
-        if not self._has_recorded_start and self._checkpoint.query_id() is not None:
-            self._checkpoint.record_continuous_start(self._checkpoint.continuous_start())
-            self._has_recorded_start = True
 
     def _batch_committed(self, epoch: int) -> BatchCommitted:
         offsets = self._checkpoint.offset_range(epoch, 0)

@@ -58,7 +58,10 @@ class StartOffsets:
     def options(self, selection: TopicSelection, target: Target) -> dict[str, str]:
         """Return the offsets in the format of Spark's connector."""
         return _starting_offsets(
-            {partition: _spark_offset(offset) for partition, offset in _values_by_partition(self.offsets).items()}
+            {
+                partition: offset if isinstance(offset, int) else _SPARK_OFFSETS[offset]
+                for partition, offset in _values_by_partition(self.offsets).items()
+            }
         )
 
 
@@ -178,10 +181,6 @@ def require_earliest_or_latest(source: str, starting: object) -> None:
             f"A start is 'earliest', 'latest', StartOffsets or StartTime.{did_you_mean(str(starting), _SPARK_OFFSETS)}",
             "Set starting to one of them.",
         )
-
-
-def _spark_offset(offset: int | EarliestOrLatest) -> int:
-    return offset if isinstance(offset, int) else _SPARK_OFFSETS[offset]
 
 
 def _starting_offsets(offsets: Mapping[Partition, int]) -> dict[str, str]:
