@@ -30,7 +30,7 @@ from headrace.flow.flow import Flow
 from headrace.operate.run import Application
 from headrace.patterns.iot.flows import IotSettings, flows
 from headrace.patterns.iot.generator import IotGenerator, IotTraffic
-from headrace.runtime.events import BatchCommitted, Event
+from headrace.runtime.events import BatchCommitted, FlowEvent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +109,7 @@ def sustained(spark: SparkSession, target: Target, rate: float, seconds: float, 
     began, taken, batches = time.monotonic(), dict[str, int](), list[dict[str, object]]()
     stop = threading.Event()
 
-    def record_batch(event: Event) -> None:
+    def record_batch(event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted) and event.rows_in:
             at = time.monotonic() - began
             taken[event.flow] = taken.get(event.flow, 0) + event.rows_in

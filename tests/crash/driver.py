@@ -32,7 +32,7 @@ from headrace.flow.secret import Secret
 from headrace.flow.sink import Batch, Sink, WrapsSinks
 from headrace.flow.target import Database, Target
 from headrace.operate.run import open_application
-from headrace.runtime.events import BatchCommitted, Event, FlowFailed
+from headrace.runtime.events import BatchCommitted, FlowEvent, FlowFailed
 from headrace.sinks.custom import CustomExactlyOnceSink
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
@@ -248,7 +248,7 @@ def probed(case: Case, stops: tuple[tuple[str, int], ...], stop: Stop) -> Sink:
     return Probe(FanOut(*within), {batch: point for batch, point in points.items() if point != "P2"}, stop)
 
 
-def report_of(event: Event) -> dict[str, object] | None:
+def report_of(event: FlowEvent) -> dict[str, object] | None:
     """Return what the chain wants to know of an event."""
     if isinstance(event, BatchCommitted):
         return {"case": event.flow, "committed": event.batch_id}
@@ -262,7 +262,7 @@ def report_of(event: Event) -> dict[str, object] | None:
 def main() -> None:
     plan = Plan.decoded(Path(sys.argv[1]).read_text())
 
-    def say(event: Event) -> None:
+    def say(event: FlowEvent) -> None:
         report = report_of(event)
         if report is not None:
             tell(**report)

@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from headrace import FileSource, Flow, Guarantee, Memory, OutputMode, Target
 from headrace.flow.sink import Batch
 from headrace.operate.run import Application, FlowFigures
-from headrace.runtime.events import BatchCommitted, Event
+from headrace.runtime.events import BatchCommitted, FlowEvent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,13 +101,13 @@ class Running:
 
     def __init__(self, application: Application) -> None:
         self.application = application
-        self.events: list[Event] = []
+        self.events: list[FlowEvent] = []
         self.figures: dict[str, FlowFigures] = {}
         self._changed = threading.Condition()
         application.bus.subscribe(self._on_event)
         self.thread = threading.Thread(target=self._run, name="live-run")
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: FlowEvent) -> None:
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
@@ -115,11 +115,11 @@ class Running:
     def _run(self) -> None:
         self.figures = dict(self.application.run())
 
-    def of(self, kind: type[Event]) -> list[Event]:
+    def of(self, kind: type[FlowEvent]) -> list[FlowEvent]:
         with self._changed:
             return [event for event in self.events if isinstance(event, kind)]
 
-    def wait(self, met: Callable[[Sequence[Event]], bool]) -> None:
+    def wait(self, met: Callable[[Sequence[FlowEvent]], bool]) -> None:
         """Return when the events so far meet a condition."""
         with self._changed:
             assert self._changed.wait_for(lambda: met(self.events), PATIENCE), self.events
@@ -127,7 +127,7 @@ class Running:
     def wait_rows(self, *, read: int = 0, written: int = 0) -> None:
         """Return when so many rows were read and written since the start."""
 
-        def met(events: Sequence[Event]) -> bool:
+        def met(events: Sequence[FlowEvent]) -> bool:
             batches = [event for event in events if isinstance(event, BatchCommitted)]
             return sum(e.rows_in for e in batches) >= read and sum(e.rows_out for e in batches) >= written
 

@@ -20,7 +20,7 @@ import pytest
 from headrace import Flow, Input, Memory, Severity, SocketSource, Target, check
 from headrace.operate.run import Application
 from headrace.project.project import Project
-from headrace.runtime.events import BatchCommitted, Event
+from headrace.runtime.events import BatchCommitted, FlowEvent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +106,7 @@ def test_word_count_counts_what_comes_over_a_real_socket(
     application = Application(spark, target, [here])
     come = 0
 
-    def enough(event: Event) -> None:
+    def enough(event: FlowEvent) -> None:
         nonlocal come
         if isinstance(event, BatchCommitted):
             come += event.rows_in

@@ -43,7 +43,7 @@ from headrace import (
 )
 from headrace.audit.flow_audit import BatchToAudit, FlowAudit, late_table, unexplained_table
 from headrace.operate.run import Application, FlowFigures
-from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowStarted
+from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent, FlowStarted
 from headrace.runtime.session import flow_session
 from headrace.runtime.supervisor import Supervisor
 from headrace.testing import Arrive, rehearse
@@ -334,7 +334,7 @@ def test_an_audit_that_lags_behind_does_not_lose_what_spark_counted(spark: Spark
     written(spark, target, "delta")
     source = Input(DeltaSource("bronze", max_files_per_trigger=1), watermark=Watermark("at", f"{DELAY} minutes"))
     silver = Flow("silver", source, by_id, Noop(), state=FIRST, trigger=AvailableNow())
-    bus, events = EventBus(), list[Event]()
+    bus, events = EventBus(), list[FlowEvent]()
     bus.subscribe(events.append)
     # Every batch is committed before the first one is audited.
     assert Supervisor(spark, target, [silver], bus).run() == {}

@@ -24,7 +24,7 @@ from headrace.flow.sink import Batch
 from headrace.flow.source import Source
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted, Event, EventBus
+from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent
 from headrace.runtime.supervisor import Backoff, Supervisor
 from headrace.sources.delta.changes import DeltaChangesSource
 from headrace.sources.delta.source import DeltaSource
@@ -78,7 +78,7 @@ class Workspace:
         sink, bus, enough = CollectingSink((column,)), EventBus(), threading.Event()
         observed = 0
 
-        def on_event(event: Event) -> None:
+        def on_event(event: FlowEvent) -> None:
             nonlocal observed
             observed += event.rows_in if isinstance(event, BatchCommitted) else 0
             if observed >= rows:

@@ -20,7 +20,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, OutputMode, Trigger
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStopped
+from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent, FlowFailed, FlowStopped
 from headrace.runtime.supervisor import Backoff, Supervisor
 
 pytestmark = pytest.mark.spark
@@ -166,7 +166,7 @@ def test_a_python_worker_that_dies_starts_the_flow_again_and_no_row_is_lost_or_r
 def test_drain_waits_for_the_in_flight_batch_to_commit(spark: SparkSession, target: Target, lines: str):
     sink, bus, committed = CollectingSink(), EventBus(), threading.Event()
 
-    def on_event(event: Event) -> None:
+    def on_event(event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted) and event.batch_id == 1:
             committed.set()
 

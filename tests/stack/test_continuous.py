@@ -37,7 +37,7 @@ from headrace.flow.levers import Trigger
 from headrace.operate.run import Application, FlowFigures, as_available_now
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.continuous import record_start_offsets
-from headrace.runtime.events import BatchCommitted, Event
+from headrace.runtime.events import BatchCommitted, FlowEvent
 from headrace.runtime.supervisor import Backoff
 from operator_examples import EXAMPLES
 
@@ -130,7 +130,7 @@ class Run:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted):
             with self._committed:
                 self._rows += event.rows_in

@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from headrace import Every, Flow, Input, KafkaSource, Memory, RocksDB, Target, Watermark
 from headrace.clients.topics import create_topics
 from headrace.operate.run import Application
-from headrace.runtime.events import BatchCommitted, Event
+from headrace.runtime.events import BatchCommitted, FlowEvent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ def test_the_last_window_of_an_idle_topic_closes(broker: Broker, spark: SparkSes
     clock, expected, met = {"minute": 8.0}, {"in": 3, "out": 1}, threading.Event()
     observed = {"in": 0, "out": 0}
 
-    def on_event(event: Event) -> None:
+    def on_event(event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted):
             observed["in"] += event.rows_in
             observed["out"] += event.rows_out

@@ -39,7 +39,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow, Trigger
 from headrace.flow.target import Database, KafkaConnect, Target
 from headrace.operate.run import Application
-from headrace.runtime.events import CaptureUnhealthy, Event, FlowFailed
+from headrace.runtime.events import CaptureUnhealthy, FlowEvent, FlowFailed
 from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 from headrace.stack.postgres import database
@@ -89,7 +89,7 @@ class Running:
 
     def __init__(self, spark: SparkSession, target: Target, flow: Flow) -> None:
         self.target, self.flow = target, flow
-        self.events: list[Event] = []
+        self.events: list[FlowEvent] = []
         self._news = threading.Condition()
         self._application = Application(spark, target, [flow])
         self._application.bus.subscribe(self._on_event)
@@ -97,7 +97,7 @@ class Running:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def await_event(self, kind: type[Event], seconds: float = 300.0) -> None:
+    def await_event(self, kind: type[FlowEvent], seconds: float = 300.0) -> None:
         """Return when an event of a kind has come."""
         with self._news:
             assert self._news.wait_for(lambda: any(isinstance(event, kind) for event in self.events), seconds)
@@ -111,7 +111,7 @@ class Running:
     def _run(self) -> None:
         self._ended = self._application.run()[self.flow.name].error
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: FlowEvent) -> None:
         with self._news:
             self.events.append(event)
             self._news.notify_all()
@@ -202,10 +202,10 @@ class Shop:
             # A key that was deleted in the step before comes back.
             link.execute("INSERT INTO sold.orders VALUES (%s, 'again', 1) ON CONFLICT DO NOTHING", (n - 1,))
 
-    def apply(self) -> list[Event]:
+    def apply(self) -> list[FlowEvent]:
         """Let the flows read all records of the topics. Returns the events of the capture."""
         application = Application(self._spark, self.target, self.flows(AvailableNow()))
-        reported: list[Event] = []
+        reported: list[FlowEvent] = []
         application.bus.subscribe(lambda event: reported.append(event) if isinstance(event, CaptureUnhealthy) else None)
         errors = {name: str(item.error) for name, item in application.run().items() if item.error}
         assert errors == {}, errors

@@ -27,7 +27,7 @@ from headrace import (
 )
 from headrace.clients.kafka import read_topic
 from headrace.operate.run import Application, open_application
-from headrace.runtime.events import BatchCommitted, Event
+from headrace.runtime.events import BatchCommitted, FlowEvent
 from systems.standalone_cluster import SHORT_LIVED
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Until:
         self._application, self._records = application, records
         self._read: Counter[str] = Counter()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted):
             self._read[event.flow] = _position(event)
             print(json.dumps({"flow": event.flow, "read": self._read[event.flow]}), flush=True)  # noqa: T201

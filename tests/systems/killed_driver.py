@@ -19,7 +19,7 @@ from crash.driver import Probe, report_of, wait_for_the_kill
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.operate.run import Application
-from headrace.runtime.events import Event
+from headrace.runtime.events import FlowEvent
 from headrace.runtime.session import open_session
 from headrace.stack.jars import JarCache
 
@@ -68,7 +68,7 @@ def _stopping(system: str) -> list[Flow]:
     ]
 
 
-def _say(event: Event) -> None:
+def _say(event: FlowEvent) -> None:
     report = report_of(event)
     if report is not None:
         tell(**report)

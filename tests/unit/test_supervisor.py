@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from headrace.runtime.events import Event, EventBus, FlowStarted, FlowStopped
+from headrace.runtime.events import EventBus, FlowEvent, FlowStarted, FlowStopped
 from headrace.runtime.supervisor import Backoff
 
 
@@ -38,10 +38,10 @@ def test_a_wait_is_never_shorter_than_the_one_before_nor_longer_than_the_longest
 
 
 def test_every_subscriber_receives_every_event_in_order() -> None:
-    bus, first, second = EventBus(), list[Event](), list[Event]()
+    bus, first, second = EventBus(), list[FlowEvent](), list[FlowEvent]()
     bus.subscribe(first.append)
     bus.subscribe(second.append)
-    events: list[Event] = [FlowStarted("rides", "q1"), FlowStopped("rides")]
+    events: list[FlowEvent] = [FlowStarted("rides", "q1"), FlowStopped("rides")]
     for event in events:
         bus.publish(event)
     assert first == second == events

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from headrace.audit.flow_audit import AuditCounts, BatchToAudit, FlowAudit
 from headrace.errors import HeadraceError
-from headrace.runtime.events import AuditFailed, BatchCommitted, Event, EventBus, FlowStarted, LateUnexplained
+from headrace.runtime.events import AuditFailed, BatchCommitted, EventBus, FlowEvent, FlowStarted, LateUnexplained
 
 
 class Auditor:
@@ -41,7 +41,7 @@ class Auditor:
         self._thread.start()
         bus.subscribe(self._on_event)
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: FlowEvent) -> None:
         """Queue an event and return immediately; the auditor's own thread does the work."""
         if isinstance(event, FlowStarted | BatchCommitted):
             self._events.put(event)

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted, Event, EventBus
+from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent
 
 # The weight of the newest batch: after ten large batches little of the earlier rate is left.
 _NEWEST_WEIGHT = 0.2
@@ -55,7 +55,7 @@ class Throughput:
         for rate in self._flows.values():
             rate.write()
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted):
             self._flows[event.flow].add_batch(event.rows_in, event.duration_ms / 1000)
 

@@ -14,7 +14,7 @@ from headrace.runtime.events import (
     BatchCommitted,
     BatchSizeChosen,
     CaptureUnhealthy,
-    Event,
+    FlowEvent,
     FlowFailed,
     FlowStarted,
     FlowStopped,
@@ -29,7 +29,7 @@ from headrace.runtime.state.size import total_state
 _RARE = ("quarantined", "lost ranges", "state rows")
 
 
-def print_event(event: Event) -> None:
+def print_event(event: FlowEvent) -> None:
     """Print one event."""
     match event:
         case BatchSizeChosen():
@@ -70,7 +70,7 @@ def print_event(event: Event) -> None:
             _print_line(event, " stopped")
 
 
-def _print_line(event: Event, line: str, style: str = "") -> None:
+def _print_line(event: FlowEvent, line: str, style: str = "") -> None:
     err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, style)))
 
 

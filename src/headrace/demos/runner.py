@@ -37,7 +37,7 @@ from headrace.errors import ConfigError, HeadraceError, StackError, did_you_mean
 from headrace.flow.target import Target
 from headrace.operate.run import Application, FlowFigures, open_application
 from headrace.runtime.error_mapping import map_error
-from headrace.runtime.events import Event
+from headrace.runtime.events import FlowEvent
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack, RunningParts
 
@@ -92,7 +92,7 @@ class DemoCallbacks:
     jar: Callable[[str, int, int], None] = lambda _jar, _done, _total: None
     running: Callable[[], None] = lambda: None
     page: Callable[[str], None] = lambda _url: None
-    event: Callable[[Event], None] = lambda _event: None
+    event: Callable[[FlowEvent], None] = lambda _event: None
     status: Callable[[Sequence[str]], None] | None = None
 
 

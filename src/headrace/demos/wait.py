@@ -10,7 +10,7 @@ from headrace.clients.positions import Partition
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.events import BatchCommitted, Event, EventBus
+from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent
 
 # How soon a wait notices a stop event.
 _POLL_SECONDS = 0.5
@@ -56,7 +56,7 @@ class OffsetWaiter:
     def _lacks_rows(self, flow: str, offsets_by_flow: Mapping[str, Mapping[Partition, int]]) -> bool:
         return not offsets_by_flow[flow] and flow not in self._read_something
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted):
             if event.rows_in:
                 self._read_something.add(event.flow)

@@ -23,7 +23,7 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LostRange
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.error_mapping import map_error
-from headrace.runtime.events import BatchCommitted, BatchSizeChosen, Event, EventBus, OffsetsLost, RowsQuarantined
+from headrace.runtime.events import BatchCommitted, BatchSizeChosen, EventBus, FlowEvent, OffsetsLost, RowsQuarantined
 from headrace.runtime.session import flow_session, open_session
 from headrace.runtime.state.size import OperatorState, count_removed_rows
 from headrace.runtime.supervisor import Backoff, Supervisor
@@ -167,7 +167,7 @@ class Application:
         """Stop after the in-flight batches have committed. Returns immediately."""
         self._supervisor.drain()
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: FlowEvent) -> None:
         if isinstance(event, BatchCommitted):
             figures = self._figures[event.flow]
             figures.rows_in += event.rows_in

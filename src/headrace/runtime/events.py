@@ -13,28 +13,33 @@ from headrace.runtime.state.size import OperatorState
 
 
 @dataclass(frozen=True)
-class BatchSizeChosen:
-    """Headrace chose the batch size of an input (`AutoBatchSize`). Published before the flow first starts."""
+class FlowEvent:
+    """Something that happened to a flow."""
 
     flow: str
+
+
+@dataclass(frozen=True)
+class BatchSizeChosen(FlowEvent):
+    """Headrace chose the batch size of an input (`AutoBatchSize`). Published before the flow first starts."""
+
     input: str
     batch_size: BatchSize
 
 
 @dataclass(frozen=True)
-class FlowStarted:
+class FlowStarted(FlowEvent):
     """A query has started. `query_id` is the identity of its checkpoint.
 
     `last_batch` is the last batch committed before this start, or None.
     """
 
-    flow: str
     query_id: str
     last_batch: int | None = None
 
 
 @dataclass(frozen=True)
-class BatchCommitted:
+class BatchCommitted(FlowEvent):
     """A batch is committed: in its sinks and in the commit log.
 
     | field                | meaning                                                                               |
@@ -52,7 +57,6 @@ class BatchCommitted:
     offsets, `rows_out` is 0, and only reading the epoch again shows whether it had invalid rows.
     """
 
-    flow: str
     batch_id: int
     rows_in: int
     rows_out: int
@@ -69,42 +73,38 @@ class BatchCommitted:
 
 
 @dataclass(frozen=True)
-class RowsQuarantined:
+class RowsQuarantined(FlowEvent):
     """A sink could not deliver rows of a batch and stored them elsewhere. A retried batch reports them again."""
 
-    flow: str
     batch_id: int
     dead_letters: DeadLetters
 
 
 @dataclass(frozen=True)
-class OffsetsLost:
+class OffsetsLost(FlowEvent):
     """A batch continues without lost offsets, as its source allows. The batch is not committed yet."""
 
-    flow: str
     batch_id: int
     lost: Sequence[LostRange]
 
 
 @dataclass(frozen=True)
-class SettingPinned:
+class SettingPinned(FlowEvent):
     """A flow keeps a setting from its checkpoint that differs from the declared value."""
 
-    flow: str
     setting: str
     declared: str
     checkpoint_value: str
 
 
 @dataclass(frozen=True)
-class StateNearBudget:
+class StateNearBudget(FlowEvent):
     """The state of a flow is near its budget, or will be within an hour. Published once until it is clearly below.
 
     `measure` is `rows` or `bytes`. `seconds_left` is the time until the current growth reaches the limit, None without
     growth. `operator` is the operator with the largest state.
     """
 
-    flow: str
     batch_id: int
     measure: str
     used: int
@@ -114,79 +114,57 @@ class StateNearBudget:
 
 
 @dataclass(frozen=True)
-class CaptureUnhealthy:
+class CaptureUnhealthy(FlowEvent):
     """A capture that a flow reads is unhealthy; the flow continues. Published once per problem.
 
     `capture` is the topic prefix of the capture.
     """
 
-    flow: str
     capture: str
     error: HeadraceError
 
 
 @dataclass(frozen=True)
-class FlowFailed:
+class FlowFailed(FlowEvent):
     """A query ended with an error. `retry_in` is None if it will not restart."""
 
-    flow: str
     error: HeadraceError
     retry_in: float | None
 
 
 @dataclass(frozen=True)
-class FlowStopped:
+class FlowStopped(FlowEvent):
     """A flow has ended: drained, or all available input read."""
-
-    flow: str
 
 
 @dataclass(frozen=True)
-class AuditFailed:
+class AuditFailed(FlowEvent):
     """Invalid and late rows of a flow could not be recorded. Its batches are committed; the next audit records them."""
 
-    flow: str
     error: HeadraceError
 
 
 @dataclass(frozen=True)
-class LateUnexplained:
+class LateUnexplained(FlowEvent):
     """Late rows of a batch were dropped that are not in the late ledger. `dropped` is None if the number is unknown."""
 
-    flow: str
     batch_id: int
     dropped: int | None
     why: str
-
-
-Event = (
-    BatchSizeChosen
-    | FlowStarted
-    | BatchCommitted
-    | RowsQuarantined
-    | OffsetsLost
-    | SettingPinned
-    | StateNearBudget
-    | CaptureUnhealthy
-    | FlowFailed
-    | FlowStopped
-    | AuditFailed
-    | LateUnexplained
-)
 
 
 class EventBus:
     """Delivers every event to every subscriber, in order, on the thread that published it."""
 
     def __init__(self) -> None:
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._subscribers: list[Callable[[FlowEvent], None]] = []
         self._lock = threading.Lock()
 
-    def subscribe(self, on_event: Callable[[Event], None]) -> None:
+    def subscribe(self, on_event: Callable[[FlowEvent], None]) -> None:
         """Call `on_event` for every event from now on. It must return quickly and must not raise."""
         self._subscribers.append(on_event)
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: FlowEvent) -> None:
         """Deliver an event to every subscriber. Called by the runtime only."""
         with self._lock:
             for on_event in self._subscribers:

@@ -10,7 +10,7 @@ from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import ActiveLease
 from headrace.runtime.clock import Clock, now_ms
-from headrace.runtime.events import Event
+from headrace.runtime.events import FlowEvent
 
 # Returns the stream of a folder of idle ticks: one column, of event times. `sources` has the only streams, and the
 # runtime imports no source, so `operate` passes it in.
@@ -28,7 +28,7 @@ class Run:
     target: Target
     checkpoint: Checkpoint
     lease: ActiveLease
-    publish: Callable[[Event], None]
+    publish: Callable[[FlowEvent], None]
     clock: Clock = now_ms
     memory_mb: int | None = None
     idle_ticks: IdleTicks | None = None

@@ -24,7 +24,7 @@ from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.clock import Clock, now_ms
 from headrace.runtime.continuous import is_continuous, require_task_slots
 from headrace.runtime.error_mapping import map_error
-from headrace.runtime.events import BatchCommitted, Event, EventBus, FlowFailed, FlowStarted, FlowStopped
+from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent, FlowFailed, FlowStarted, FlowStopped
 from headrace.runtime.query import RunningQuery
 from headrace.runtime.run import IdleTicks, Run
 from headrace.runtime.state.memory import state_memory
@@ -113,7 +113,7 @@ class Supervisor:
     def _run_until_done(self, flow: Flow, checkpoint: Checkpoint, lease: ActiveLease) -> None:
         failures = 0
 
-        def on_event(event: Event) -> None:
+        def on_event(event: FlowEvent) -> None:
             nonlocal failures
             if isinstance(event, BatchCommitted):
                 failures = 0
