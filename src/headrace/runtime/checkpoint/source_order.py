@@ -33,7 +33,16 @@ def require_same_source_order(checkpoint: Checkpoint, order: Sequence[PlannedSou
         )
         if not matches:
             names = [str(source) for source in recorded] if recorded else [f"{count} sources"]
-            raise _order_changed(checkpoint, names, order)
+            current = ", ".join(str(source) for source in order)
+            raise RecoveryError(
+                f"Flow '{checkpoint.flow}' reads other sources than its checkpoint, or in another order.",
+                why=f"The checkpoint has the offsets of {', '.join(names)}; the flow now reads {current}. Sources are "
+                "numbered in the order in which the transform reads them, and an input with an idle_timeout has a "
+                "second one for its idle ticks.",
+                state="Nothing was started and nothing was written.",
+                remedy="Restore the previous inputs and transform, or start the flow under a new name.",
+                code="HR-343",
+            )
     text = json.dumps({"sources": [asdict(source) for source in order]}, indent=1)
     checkpoint.files.write(_path(checkpoint), text)
 
@@ -69,16 +78,3 @@ def source_index(checkpoint: Checkpoint, flow: Flow, name: str) -> int | None:
 
 def _path(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.metadata_dir}/order.json"
-
-
-def _order_changed(checkpoint: Checkpoint, recorded: Sequence[str], order: Sequence[PlannedSource]) -> RecoveryError:
-    current = ", ".join(str(source) for source in order)
-    return RecoveryError(
-        f"Flow '{checkpoint.flow}' reads other sources than its checkpoint, or in another order.",
-        why=f"The checkpoint has the offsets of {', '.join(recorded)}; the flow now reads {current}. Sources are "
-        "numbered in the order in which the transform reads them, and an input with an idle_timeout has a second one "
-        "for its idle ticks.",
-        state="Nothing was started and nothing was written.",
-        remedy="Restore the previous inputs and transform, or start the flow under a new name.",
-        code="HR-343",
-    )

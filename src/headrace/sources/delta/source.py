@@ -71,12 +71,17 @@ class DeltaSource(DeltaTableSource, HasStartOffset):
 
     def stream(self, spark: SparkSession, target: Target) -> DataFrame:
         """Return the streaming DataFrame of the table."""
-        if self.wait_for_table:
-            self._require_table_exists(spark, target)
-        reader = self._reader(spark)
+        table, reader = target.table(self.path), self._reader(spark)
+        if self.wait_for_table and not is_table(table, spark):
+            raise TableNotCreated(
+                f"The Delta table {table} does not exist yet.",
+                why="The flow that creates it has not committed a batch.",
+                state="Nothing was read.",
+                remedy="Nothing, if that flow is running: this one continues automatically. Otherwise start that one.",
+            )
         if self.starting_version is not None:
             reader = reader.option("startingVersion", str(self.starting_version))
-        return reader.load(target.table(self.path))
+        return reader.load(table)
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Return the rows of the files that were appended between two offsets, from the versions that added them."""
@@ -95,14 +100,3 @@ class DeltaSource(DeltaTableSource, HasStartOffset):
         if not parts:
             return spark.read.format("delta").load(table).limit(0)
         return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), parts)
-
-    def _require_table_exists(self, spark: SparkSession, target: Target) -> None:
-        table = target.table(self.path)
-        if is_table(table, spark):
-            return
-        raise TableNotCreated(
-            f"The Delta table {table} does not exist yet.",
-            why="The flow that creates it has not committed a batch.",
-            state="Nothing was read.",
-            remedy="Nothing, if that flow is running: this one continues automatically. Otherwise start that one.",
-        )
