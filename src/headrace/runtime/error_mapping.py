@@ -196,7 +196,7 @@ _ERROR_MAPPINGS = (
         "Correct the transform or the output mode.",
     ),
 )
-# An exception that is none of Spark.
+# For an exception that neither Spark nor Py4J raised.
 _PYTHON_ERROR = _ErrorMapping(
     (),
     FlowError,
