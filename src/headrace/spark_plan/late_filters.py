@@ -134,28 +134,15 @@ def find_late_filters(result: DataFrame, mode: OutputMode) -> LatePlan:
     plan, session = analyzed_plan(result), result.sparkSession
     # An operator has only the columns that are needed above it.
     operators, pruned_operators = list(stateful_nodes(plan)), list(stateful_nodes(tree.prune_columns(session, plan)))
-    filters = []
+    filters: list[LateFilter] = []
     for number, (node, pruned) in enumerate(zip(operators, pruned_operators, strict=True)):
-        for candidate in _find_filters(number, node, pruned, mode):
-            if candidate.source is None:
-                filters.append(candidate.late_filter)
-            else:
-                filters.append(_with_rows(candidate, session))
+        filters.extend(_find_filters(session, number, node, pruned, mode))
     return LatePlan(len(operators), tuple(filters))
 
 
-@dataclass(frozen=True)
-class _LateFilterCandidate:
-    """A late filter, the plan of its input rows, and the id of the compared column."""
-
-    late_filter: LateFilter
-    source: JavaObject | None
-    expression: JavaObject
-
-
 def _find_filters(
-    number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode
-) -> Iterator[_LateFilterCandidate]:
+    session: SparkSession, number: int, node: JavaObject, pruned: JavaObject, mode: OutputMode
+) -> Iterator[LateFilter]:
     name = _node_name(node)
     # State of a group drops late rows only with an event-time timeout.
     if name in ("GlobalLimit", STATE_INPUT) or (name in GROUP_STATE and str(node.timeout()) != "EventTimeTimeout"):
@@ -177,7 +164,7 @@ def _find_filters(
             is_window = marked.dataType().typeName() == "struct"
             late_filter = LateFilter(number, _describe(operator, marked), None, -1, is_window)
             from_state = next(stateful_nodes(source), None) is not None
-            yield _LateFilterCandidate(late_filter, None if from_state else source, marked.exprId())
+            yield late_filter if from_state else _with_rows(session, late_filter, source, marked.exprId())
 
 
 def _describe(operator: str, marked: JavaObject) -> str:
@@ -187,14 +174,15 @@ def _describe(operator: str, marked: JavaObject) -> str:
     return next((name for mark, name in windows if tree.has_metadata(marked, mark)), operator)
 
 
-def _with_rows(candidate: _LateFilterCandidate, session: SparkSession) -> LateFilter:
+def _with_rows(
+    session: SparkSession, late_filter: LateFilter, source: JavaObject, compared_id: JavaObject
+) -> LateFilter:
     """Return the filter with its input rows: all their columns, and their origin if available."""
-    assert candidate.source is not None  # noqa: S101 - checked by the caller
-    with_origin = _with_origin(candidate.source, session)
-    plan = with_origin if with_origin is not None else candidate.source
+    with_origin = _with_origin(source, session)
+    plan = with_origin if with_origin is not None else source
     ids = [column.exprId() for column in tree.items(plan.output())]
-    column = next(number for number, column_id in enumerate(ids) if column_id.equals(candidate.expression))
-    return replace(candidate.late_filter, rows=to_dataframe(session, plan), column=column)
+    column = next(number for number, column_id in enumerate(ids) if column_id.equals(compared_id))
+    return replace(late_filter, rows=to_dataframe(session, plan), column=column)
 
 
 def _with_origin(plan: JavaObject, session: SparkSession) -> JavaObject | None:
