@@ -110,7 +110,6 @@ def find_demo(name: str) -> Demo:
         raise ConfigError(
             f"There is no demo '{name}'.{did_you_mean(name, demos_)}",
             why=f"The demos are: {', '.join(sorted(demos_))}.",
-            state="Nothing was started.",
             remedy="`headrace demo --list` names them.",
             code="HR-123",
         )

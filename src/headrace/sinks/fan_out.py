@@ -46,7 +46,6 @@ class FanOut(WrapsSinks):
             raise FlowError(
                 "A fan-out has no sinks.",
                 why="FanOut() was called without any.",
-                state="Nothing was started.",
                 remedy="Name at least one sink: FanOut(KafkaSink(...), DeltaAppend(...)).",
                 code="HR-204",
             )

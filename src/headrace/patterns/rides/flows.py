@@ -141,7 +141,6 @@ def _refused(what: str, why: str, remedy: str) -> FlowError:
     return FlowError(
         f"RideSettings cannot be used: {what}.",
         why=why,
-        state="Nothing was started.",
         remedy=f"Correct the settings, for example `RideSettings({remedy})`.",
         code="HR-261",
     )
