@@ -28,7 +28,7 @@ from headrace import (
     Target,
 )
 from headrace.audit.flow_audit import quarantine_table
-from headrace.clients.kafka import committed_consumer, read_topic
+from headrace.clients.kafka import new_consumer, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Compatibility
@@ -101,7 +101,7 @@ def send(place: Target, topic: str, numbers: range, *rubbish: bytes) -> None:
 
 def await_ids(place: Target, topic: str, expected: set[str]) -> None:
     """Return when every one of these ids has arrived, in whatever order."""
-    consumer = committed_consumer(place)
+    consumer = new_consumer(place)
     consumer.assign([TopicPartition(topic, 0, 0)])
     deadline = time.monotonic() + PATIENCE_SECONDS
     missing = set(expected)

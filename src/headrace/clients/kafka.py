@@ -168,7 +168,7 @@ def require_topics(target: Target, topics: Sequence[str]) -> dict[str, int]:
 def newest_timestamp(target: Target, topic: str) -> datetime | None:
     """Return the latest timestamp of the last records of a topic's partitions, or None if it is empty."""
     newest = -1
-    with closing(_new_consumer(target)) as consumer:
+    with closing(new_consumer(target)) as consumer:
         for partition in _topic_partitions(consumer, topic):
             first, end = _offset_bounds(consumer, partition)
             if end > first:
@@ -180,7 +180,7 @@ def newest_timestamp(target: Target, topic: str) -> datetime | None:
 def first_timestamps(target: Target, offsets: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], datetime]:
     """Return the timestamps of the records at offsets, by partition, without partitions that end there."""
     times = {}
-    with closing(_new_consumer(target)) as consumer:
+    with closing(new_consumer(target)) as consumer:
         for (topic, number), offset in offsets.items():
             at = TopicPartition(topic, number, offset)
             for message in _records_before(consumer, at, min(offset + 1, _offset_bounds(consumer, at)[1])):
@@ -192,7 +192,7 @@ def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -
     """Return the mean size of the newest records of some partitions, or None if there are no records."""
     sampled = [TopicPartition(topic, number) for topic, numbers in partitions.items() for number in numbers]
     records = size = 0
-    with closing(_new_consumer(target)) as consumer:
+    with closing(new_consumer(target)) as consumer:
         for partition in sampled[:: max(1, len(sampled) // _SAMPLED_PARTITIONS)]:
             first, end = _offset_bounds(consumer, partition)
             if end > first:
@@ -219,7 +219,7 @@ def read_stable(target: Target, topic: str) -> Iterator[Message]:
 
 def _committed_records(target: Target, topic: str, ends: Mapping[int, int] | None = None) -> Iterator[Message]:
     """Yield the committed records before `ends`, by default the last stable offsets."""
-    with closing(_new_consumer(target)) as consumer:
+    with closing(new_consumer(target)) as consumer:
         for partition in _topic_partitions(consumer, topic):
             first, stable = _offset_bounds(consumer, partition)
             end = stable if ends is None else ends[partition.partition]
@@ -233,7 +233,7 @@ def await_stable(target: Target, topic: str) -> dict[int, int]:
     offset is before the transaction, and a read_committed reader does not see its records.
     Raises ServiceUnavailable (HR-617) if a transaction is still open after 30 seconds.
     """
-    with closing(_new_consumer(target, "read_uncommitted")) as uncommitted, closing(_new_consumer(target)) as committed:
+    with closing(new_consumer(target, "read_uncommitted")) as uncommitted, closing(new_consumer(target)) as committed:
         ends = {
             partition.partition: _offset_bounds(uncommitted, partition)[1]
             for partition in _topic_partitions(uncommitted, topic)
@@ -255,28 +255,24 @@ def await_stable(target: Target, topic: str) -> dict[int, int]:
         return ends
 
 
-def committed_consumer(target: Target) -> Consumer:
-    """Return a read_committed consumer without a group that reports the end of a partition."""
-    return _new_consumer(target)
-
-
 def log_bounds(target: Target, partition: TopicPartition) -> tuple[int, int]:
     """Return the first offset and the high watermark of a partition."""
-    with closing(_new_consumer(target, "read_uncommitted")) as consumer:
+    with closing(new_consumer(target, "read_uncommitted")) as consumer:
         return _offset_bounds(consumer, partition)
 
 
 def first_open_transaction(target: Target, partition: TopicPartition) -> Message | None:
     """Return the first record of an open transaction in a partition, or None."""
-    with closing(_new_consumer(target)) as consumer:
+    with closing(new_consumer(target)) as consumer:
         _, stable = _offset_bounds(consumer, partition)
     _, end = log_bounds(target, partition)
     begin = TopicPartition(partition.topic, partition.partition, stable)
-    with closing(_new_consumer(target, "read_uncommitted")) as consumer:
+    with closing(new_consumer(target, "read_uncommitted")) as consumer:
         return next(_records_before(consumer, begin, end), None) if stable < end else None
 
 
-def _new_consumer(target: Target, isolation: str = "read_committed") -> Consumer:
+def new_consumer(target: Target, isolation: str = "read_committed") -> Consumer:
+    """Return a consumer without a group that reports the end of a partition."""
     settings = librdkafka_settings(target.kafka)
     group = {"group.id": "headrace-read", "enable.auto.commit": False, "enable.partition.eof": True}
     # These readers stop at the end of a partition, where a broker delays its response by half a second by default.

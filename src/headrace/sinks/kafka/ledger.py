@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from headrace.clients.kafka import broker_unavailable, committed_consumer, first_open_transaction, log_bounds
+from headrace.clients.kafka import broker_unavailable, first_open_transaction, log_bounds, new_consumer
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
 from headrace.sinks.batch.ledger import LedgerEntry
@@ -132,7 +132,7 @@ def _entries_before(
     """Read a ledger backwards from an offset, by default its high watermark, until every slot has an entry."""
     low, high = log_bounds(target, TopicPartition(topic, 0))
     high = high if end is None else end
-    consumer = committed_consumer(target)
+    consumer = new_consumer(target)
     values: dict[int, bytes] = {}
     try:
         span, start = _FIRST_SPAN, high
