@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -183,8 +184,8 @@ def test_a_topic_is_missing_only_when_it_stays_so(monkeypatch: pytest.MonkeyPatc
         def __init__(self) -> None:
             self._names = lambda: ["orders"]
 
-        def _ids(self, names):
-            return next(answers).items()
+        def _descriptions(self, names):
+            return ((name, SimpleNamespace(topic_id=topic_id)) for name, topic_id in next(answers).items())
 
     monkeypatch.setattr(topic_watch, "_RETRY_SECONDS", 0)
     assert Late().topic_ids() == {"orders": "1"}
