@@ -28,6 +28,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode, RocksDB, Watermark
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, Sink, leaf_sinks
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnceSink
@@ -255,7 +256,7 @@ class CarelessAppend:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: SparkSession, target: Target) -> None: ...
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         rows.write.format("delta").mode("append").save(batch.target.table(self.path))

@@ -26,6 +26,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import TracksBatches
 from headrace.operate.run import Application
 from headrace.sinks.batch.ledger import LedgerEntry
@@ -171,7 +172,7 @@ def test_the_batches_of_a_checkpoint_that_was_set_back_are_refused(spark: SparkS
 def test_a_later_batch_without_a_ledger_is_refused(spark: SparkSession, place: Place, there: bool):
     sink = replace(place.sink, ledger=f"{place.name}-ledger-{there}")
     if there:
-        sink.prepare(spark, place.target)
+        sink.prepare(spark, place.target, RunCache())
     with pytest.raises(RecoveryError) as refused:
         sink.write(rows(spark, 1), place.batch(1))
     assert refused.value.code == "HR-308"

@@ -94,7 +94,6 @@ class Rest(BaseSink):
             raise FlowError(
                 f"The sink {self.name} is declared in a way that cannot be written.",
                 why=f"{' and '.join(problems)}. Numbers have to be at least 1, and a body is an array or lines.",
-                state="Nothing was started.",
                 remedy="Correct the declaration.",
                 code="HR-219",
             )
@@ -139,7 +138,6 @@ class Rest(BaseSink):
                 f"Target '{target.name}' has no service '{self.service}'.",
                 why=f"Its services are: {', '.join(target.services) or 'none'}."
                 f"{did_you_mean(self.service, target.services)}",
-                state="Nothing was started.",
                 remedy=f"Declare services.{self.service} of the target in headrace.yml.",
                 code="HR-117",
             )

@@ -155,10 +155,4 @@ def captures(sink: Sink) -> tuple[Capture, ...]:
 
 
 def _invalid_capture(why: str, remedy: str) -> FlowError:
-    return FlowError(
-        "A capture is declared in a way that cannot run.",
-        why=why,
-        state="Nothing was started.",
-        remedy=remedy,
-        code="HR-260",
-    )
+    return FlowError("A capture is declared in a way that cannot run.", why=why, remedy=remedy, code="HR-260")

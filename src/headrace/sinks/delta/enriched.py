@@ -63,12 +63,10 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
         super().preflight(target)
         require_table_exists(self.dimension, target)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Load the dimension, so that one that is too large or not as declared fails before the query starts."""
-        super().prepare(spark, target)
-        loaded = DimensionCache()
-        loaded.current(self.dimension, spark, target)
-        loaded.close()
+        super().prepare(spark, target, cache)
+        cache.get(DimensionCache, self.folder(target)).current(self.dimension, spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the rows, and the waiting rows if the dimension has changed, in one commit that records the batch.

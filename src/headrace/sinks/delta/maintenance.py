@@ -68,7 +68,6 @@ class Maintenance:
             raise FlowError(
                 f"Old files of a table would be retained for {self.retention} only.",
                 why="A batch that is under way, and every reader, needs the files of the version that it began with.",
-                state="Nothing was started.",
                 remedy="Retain them for an hour or more, or forever with None.",
                 code="HR-249",
             )

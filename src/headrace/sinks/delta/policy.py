@@ -49,7 +49,6 @@ class TablePolicy:
             raise FlowError(
                 f"'{invalid}' is not a property of a Delta table.",
                 why="Delta stores names that start with `delta.`; any other one is only an option of a write.",
-                state="Nothing was started.",
                 remedy="Write it as `delta.NAME`, such as `delta.logRetentionDuration`.",
                 code="HR-573",
             )
@@ -97,4 +96,4 @@ class TablePolicy:
 
 def _state_file(location: str) -> str:
     # Delta ignores names that begin with an underscore, also in VACUUM.
-    return f"{location}/_headrace/upkeep.json"
+    return f"{location}/_headrace/maintenance.json"

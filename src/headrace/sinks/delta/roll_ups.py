@@ -54,7 +54,6 @@ class DeltaRollUps(DeltaUpsert):
             raise FlowError(
                 f"Windows of {', '.join(self.grains) or 'no length'} cannot be rolled up.",
                 why="A window fits into a longer one only if the longer length is a multiple of its own.",
-                state="Nothing was started.",
                 remedy="Name lengths from short to long that divide each other: '5 minutes', '1 hour', '1 day'.",
                 code="HR-560",
             )
@@ -62,7 +61,6 @@ class DeltaRollUps(DeltaUpsert):
             raise FlowError(
                 f"{self.name} has a sequence, '{self.sequence}', and rolls windows up.",
                 why="With a sequence the sink skips older windows, but the roll-ups would still count them.",
-                state="Nothing was started.",
                 remedy="Leave `sequence` out: a flow emits its windows in order.",
                 code="HR-560",
             )
@@ -70,7 +68,6 @@ class DeltaRollUps(DeltaUpsert):
             raise FlowError(
                 f"The key of {self.name}, {', '.join(self.key)}, does not distinguish windows from their roll-ups.",
                 why="An hour and its first five minutes begin at the same time.",
-                state="Nothing was started.",
                 remedy=f"Put '{GRAIN}' and '{START}' into the key.",
                 code="HR-560",
             )

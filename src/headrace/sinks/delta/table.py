@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import snapshot
 from headrace.flow.guarantee import Guarantee
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.delta.policy import TablePolicy
@@ -60,7 +61,7 @@ class DeltaTableSink(WritesFolder, TracksBatches):
         """Check that a local folder is writable."""
         require_writable(target.table(self.path))
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Set the properties of an existing table. The first write creates a missing one."""
         if self.policy is not None:
             self.policy.apply(spark, self.folder(target))

@@ -15,6 +15,7 @@ from headrace.clients.sql import column_named
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import HeadraceError, ProducerFenced, RecoveryError, ServiceUnavailable, Terminal
 from headrace.flow.guarantee import Guarantee
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
 from headrace.sinks.kafka import errors
@@ -69,7 +70,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
             )
         super().preflight(target)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Create a ledger that has an explicit name. The default one needs the flow's name; batch 0 creates it."""
         if self.ledger is not None:
             create_ledger(target, self.ledger)
