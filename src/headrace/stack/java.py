@@ -62,12 +62,18 @@ class NoJava(Exception):
 
 def find_java() -> Java:
     """Return the Java to use. Raises `StackError` HR-401 when there is none that Spark can run on."""
-    from headrace.stack import errors  # noqa: PLC0415  the script runs where headrace is not installed
+    from headrace.errors import StackError  # noqa: PLC0415  the script runs where headrace is not installed
 
     try:
         return search()
     except NoJava as no_java:
-        raise errors.no_java(no_java.searched, INSTALL) from no_java
+        raise StackError(
+            "No Java 17 or 21 was found.",
+            why="Looked at: {}.".format("; ".join(no_java.searched)),
+            state="Nothing was started and nothing was written.",
+            remedy=INSTALL,
+            code="HR-401",
+        ) from no_java
 
 
 def search() -> Java:
