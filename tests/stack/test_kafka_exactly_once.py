@@ -33,7 +33,7 @@ from headrace.sinks.batch.ledger import LedgerEntry
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka import transaction
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink, _send
-from headrace.sinks.kafka.ledger import create_ledger, encode_entry, last_entries
+from headrace.sinks.kafka.ledger import ENTRY_FIELDS, create_ledger, last_entries
 from headrace.sinks.kafka.topic import KafkaSink
 from headrace.sinks.kafka.transaction import publish
 from headrace.sources.kafka.source import KafkaSource
@@ -322,7 +322,7 @@ def test_an_entry_is_found_behind_many_records_and_an_aborted_one(place: Place):
         producer.init_transactions(30)
         producer.begin_transaction()
         for _ in range(times):
-            producer.produce(ledger, encode_entry(LedgerEntry("q1", number, rows=1)), key)
+            producer.produce(ledger, LedgerEntry("q1", number, rows=1).to_json(ENTRY_FIELDS), key)
         producer.flush(30)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
 

@@ -9,7 +9,6 @@ import base64
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,7 +147,7 @@ def _format(files: PartFiles, java: list[str], chosen_ports: dict[str, int]) -> 
             shutil.rmtree(leftover)
     settings = files.folder / "format.properties"
     settings.write_text(SETTINGS.format(data=escaped(forming), **chosen_ports))
-    command = [*java, "kafka.tools.StorageTool", "format", "-t", next(_cluster_ids()), "-c", str(settings)]
+    command = [*java, "kafka.tools.StorageTool", "format", "-t", _new_cluster_id(), "-c", str(settings)]
     succeeded, output = run_program(command)
     if not succeeded or not (forming / "meta.properties").is_file():
         raise errors.start_failed("The formatting of Kafka's data folder", settings, output)
@@ -156,12 +155,11 @@ def _format(files: PartFiles, java: list[str], chosen_ports: dict[str, int]) -> 
     settings.unlink()
 
 
-def _cluster_ids() -> Iterator[str]:
-    """Yield random ids as Kafka writes them: 16 bytes, base64, and no dash in front (it reads as an option)."""
-    while True:
-        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if not text.startswith("-"):
-            yield text
+def _new_cluster_id() -> str:
+    """Return a random id as Kafka writes them: 16 bytes, base64, and no dash in front (it reads as an option)."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        continue
+    return text
 
 
 def escaped(path: Path) -> str:

@@ -18,7 +18,7 @@ from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.kafka import errors
-from headrace.sinks.kafka.ledger import encode_entry, last_entries, slot_key
+from headrace.sinks.kafka.ledger import ENTRY_FIELDS, last_entries, slot_key
 
 # The open transaction of a dead driver blocks every read_committed reader until it times out or the driver restarts, so
 # not too long; all rows of a batch are sent within it, so not too short. Brokers allow at most 15 minutes.
@@ -206,7 +206,7 @@ def _send(producer: Producer, slot: TransactionSlot, chunks: Iterable[pa.RecordB
         sent += chunk.num_rows
         _serve(producer.poll, 0)
         reports.check()
-    _produce(producer, reports, topic=slot.ledger, key=slot.key, value=encode_entry(slot.entry(sent)))
+    _produce(producer, reports, topic=slot.ledger, key=slot.key, value=slot.entry(sent).to_json(ENTRY_FIELDS))
     _flush(producer, reports)
     return sent
 
