@@ -32,12 +32,11 @@ from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, Sink, leaf_sinks
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnceSink
-from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.dimension import Dimension
 from headrace.sinks.delta.enriched import DeltaEnriched
-from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend, DeltaOverwrite
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert

@@ -17,7 +17,7 @@ from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Sink
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Filtered
 from headrace.sinks.files import FileSink
 from headrace.sources.rate import RateSource

@@ -10,12 +10,11 @@ from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.apply.schema_evolution import DroppedColumns
-from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, change_decoder
-from headrace.cdc.sink import DeltaCdc, StoredAs
+from headrace.cdc.sink import DeltaCdc, SkippedTable, StoredAs
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError
 from headrace.flow.flow import Flow

@@ -16,7 +16,6 @@ from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.apply.published import PublishedTable, publish, read_published
 from headrace.cdc.apply.schema_evolution import DroppedColumns, EvolutionPolicy, evolve_columns
-from headrace.cdc.apply.skipped import SkippedTable, skip
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, struct_fields
 from headrace.cdc.apply.transactions import PENDING, complete_transactions
 from headrace.cdc.capture.declaration import Capture, HasCapture
@@ -24,7 +23,7 @@ from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.watch import CaptureMonitor
 from headrace.clients.spark.delta_log import snapshot, version
 from headrace.clients.spark.settings import session_settings
-from headrace.errors import FlowError, HeadraceError, UnreadableChange
+from headrace.errors import DataError, FlowError, HeadraceError, UnreadableChange
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.run_cache import CachedFact
@@ -33,6 +32,7 @@ from headrace.flow.sink import (
     Batch,
     CaptureWatch,
     CommittedBatches,
+    DeadLetters,
     TracksBatches,
     WatchesCapture,
     WritesFolder,
@@ -53,6 +53,21 @@ _CONCURRENT_TABLES = 4
 
 # Turns the envelopes of one table into typed changes.
 Decoder = Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True)
+class SkippedTable:
+    """A topic whose changes are skipped, and why: so one table does not stop the others.
+
+    A capture with a pattern reads every topic of its prefix. This includes topics of tables that it no longer selects,
+    and of tables that were dropped before any of their changes was applied.
+
+    `error` is raised instead if the table was written before: it would no longer match its source.
+    """
+
+    topic: str
+    why: str
+    error: DataError | None = None
 
 
 @dataclass
@@ -150,7 +165,7 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
                     table = self._source_table(topic, shapes, batch, again=ambiguous)
                     changes = once.where(F.col("topic") == topic)
                     if isinstance(table, SkippedTable):
-                        skip(table, changes, self.folder(batch.target), self.name, batch)
+                        _skip(table, changes, self.folder(batch.target), self.name, batch)
                     else:
                         parts.append(_TableBatch(topic, changes, table, self._table_write(table.table, batch)))
                 failed_parts = self._apply(session, parts)
@@ -299,3 +314,13 @@ def _topics_of_batch(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[froz
         by_topic.agg(shapes, F.max(ambiguous).alias("ambiguous")).collect(), key=lambda row: str(row.topic)
     )
     return {row.topic: (frozenset(frozenset(shape) for shape in row.shapes), row.ambiguous) for row in ordered}
+
+
+def _skip(skipped: SkippedTable, rows: DataFrame, folder: str, sink: str, batch: Batch) -> None:
+    """Report the number of skipped changes of a topic, or raise. Called once per batch that has any."""
+    location = f"{folder}/{skipped.topic.rpartition('.')[2]}"
+    if skipped.error is not None and version(rows.sparkSession, location) >= 0:
+        raise skipped.error
+    batch.on_dead_letters(
+        DeadLetters(sink, rows.count(), skipped.why, f"In the topic {skipped.topic}, until its retention removes them.")
+    )

@@ -15,7 +15,6 @@ from headrace.flow.run_cache import CachedFact, RunCache
 from headrace.flow.sink import Batch, HasPendingRows
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
-from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.delta.table import DeltaTableSink
 
 ENRICHED, VERSION = "enriched", "dimension_version"
@@ -86,11 +85,8 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
             rows = rows.unionByName(waiting.select(*(column_named(name) for name in rows.columns)))
         metadata = {"batch": batch.id, "query_id": batch.query_id, VERSION: loaded.version}
         writer = (
-            self._joined(rows, loaded)
-            .write.format("delta")
-            .options(**idempotent_options(batch.app_id, batch.id))
+            self.writer(self._joined(rows, loaded), batch)
             .option("userMetadata", json.dumps(metadata))
-            .options(**self.properties)
             .partitionBy(ENRICHED)
         )
         with session_settings(session, _REPLACE):
