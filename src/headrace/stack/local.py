@@ -162,10 +162,9 @@ class LocalStack:
 
         Changes nothing, takes no lock, and may be called at any time.
         """
-        parts_by_name = self._parts.values()
         return [
             self._status(part)
-            for part in parts_by_name
+            for part in self._parts.values()
             if part.name in DEFAULT_PARTS or self.files(part.name).folder.exists()
         ]
 

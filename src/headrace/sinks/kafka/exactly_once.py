@@ -125,8 +125,8 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
 
     def _records(self, rows: DataFrame) -> DataFrame:
         """Return the rows as records, with the sort columns as a struct `order`."""
-        order = F.struct(*(column_named(name) for name in self.order)).alias("order")
-        return as_records(rows, self.key, *((order,) if self.order else ()))
+        order = [F.struct(*(column_named(name) for name in self.order)).alias("order")] if self.order else []
+        return as_records(rows, self.key, *order)
 
     def _ledger(self, flow: str) -> str:
         return self.ledger or f"headrace-ledger-{flow}"

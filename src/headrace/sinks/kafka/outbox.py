@@ -71,7 +71,8 @@ class Outbox:
         created = self._files.create(self._record, json.dumps({"attempt": attempt, "rows": counts}))
         staged = self._read_record()
         if staged is None or (created and staged.attempt != attempt):
-            raise errors.staged_rows_differ(self._batch, f"{self._record} was created and does not exist")
+            why = f"{self._record} was created and does not exist."
+            raise errors.STAGED_ROWS_DIFFER.error(batch=self._batch, why=why)
         return staged
 
     def rows(self, staged: StagedBatch, slot: int) -> DataFrame:
@@ -102,7 +103,8 @@ class Outbox:
             fields = json.loads(text)
             return StagedBatch(fields["attempt"], {int(slot): rows for slot, rows in fields["rows"].items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise errors.staged_rows_differ(self._batch, f"{self._record} holds {text[:80]!r}") from error
+            why = f"{self._record} holds {text[:80]!r}."
+            raise errors.STAGED_ROWS_DIFFER.error(batch=self._batch, why=why) from error
 
     @property
     def _record(self) -> str:

@@ -159,12 +159,14 @@ def _open_slots(slots: Sequence[TransactionSlot]) -> tuple[Producer, dict[int, L
                 batch.target, first.ledger, first.identity, range(first.slots), _LEDGER_SECONDS
             )
         except ValueError as error:
-            raise errors.ledger_missing(batch, first.ledger, f"Its last record cannot be read: {error}.") from error
+            why = f"Its last record cannot be read: {error}."
+            raise errors.LEDGER_MISSING.error(batch=batch, ledger=first.ledger, why=why) from error
         except KafkaException as error:
             problem: KafkaError = error.args[0]
             # Except for batch 0: its ledger was just created, and not every broker may know it yet.
             if problem.code() in errors.NO_TOPIC and batch.id > 0:
-                raise errors.ledger_missing(batch, first.ledger, "The topic is not there.") from error
+                why = "The topic is not there."
+                raise errors.LEDGER_MISSING.error(batch=batch, ledger=first.ledger, why=why) from error
             if problem.code() in errors.FENCED:
                 raise errors.producer_fenced(batch, problem) from error
             if problem.code() in errors.REFUSED:
