@@ -36,21 +36,10 @@ LEAST_FREE_BYTES = 256 * 1024 * 1024
 _MAX_NAMED = 3
 
 
-def bad_jars(conf: str, problems: Sequence[str]) -> StackError:
-    """HR-402: at least one jar of a configuration cannot be trusted. `problems` name them."""
-    return StackError(
-        f"The jars for '{conf}' cannot be used: {_first(problems)}.",
-        why="Every jar is compared with the sha256 in jars.lock before it is loaded.",
-        state="Nothing was started; no data was touched.",
-        remedy="Run `headrace jars sync`: it fetches only what is missing or damaged.",
-        code="HR-402",
-    )
-
-
 def fetch_failed(jars: Sequence[str], why: str) -> StackError:
     """HR-403: Ivy could not bring the jars, or brought other bytes than the lock names."""
     return StackError(
-        f"{len(jars)} jar(s) could not be fetched: {_first(jars)}.",
+        f"{len(jars)} jar(s) could not be fetched: {first_items(jars)}.",
         why=why,
         state="Jars that were fetched before stay; no partial file was installed.",
         remedy="Check the network and run `headrace jars sync` again. Behind a mirror, name your Ivy "
@@ -129,7 +118,7 @@ def as_stack_errors(path: Path) -> Iterator[None]:
         raise not_writable(path, error) from error
 
 
-def _first(items: Sequence[str]) -> str:
+def first_items(items: Sequence[str]) -> str:
     """Return the first items and the number of the others, to keep messages short."""
     rest = len(items) - _MAX_NAMED
     return "; ".join(items[:_MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")

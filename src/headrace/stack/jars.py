@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from headrace.errors import StackError
 from headrace.stack import errors
 from headrace.stack.file_lock import file_lock
 from headrace.stack.ivy import Coordinate, Ivy, module_for
@@ -131,7 +132,13 @@ class JarCache:
         jars = self.locked(conf)
         faults = [fault for fault in self._faults(jars) if fault]
         if faults:
-            raise errors.bad_jars(conf, faults)
+            raise StackError(
+                f"The jars for '{conf}' cannot be used: {errors.first_items(faults)}.",
+                why="Every jar is compared with the sha256 in jars.lock before it is loaded.",
+                state="Nothing was started; no data was touched.",
+                remedy="Run `headrace jars sync`: it fetches only what is missing or damaged.",
+                code="HR-402",
+            )
         return tuple(self.path(jar) for jar in jars)
 
     def sync(self, confs: Iterable[str], on_progress: OnProgress = lambda _jar, _done, _total: None) -> int:
