@@ -2,7 +2,6 @@
 
 import datetime as dt
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -157,8 +156,9 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Apply the changes to the tables, then publish their versions."""
-        session = rows.sparkSession
-        with session_settings(session, SMALL_BATCH_CONF), self._prepared_rows(rows, batch) as once:
+        session, pending = rows.sparkSession, f"{self.folder(batch.target)}/{PENDING}"
+        prepared = complete_transactions(rows, pending, batch) if self.atomic_transactions else persisted(rows)
+        with session_settings(session, SMALL_BATCH_CONF), prepared as once:
             parts = list[_TableBatch]()
             with in_background(session, True, lambda: self._preload_delta_logs(session, batch)):
                 for topic, (shapes, ambiguous) in _topics_of_batch(once, self._ambiguous_condition(batch)).items():
@@ -182,13 +182,6 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
         before = read_published(session, location, batch).values()
         for path in [*(table.path for table in before if table.batch == batch.id - 1), location]:
             snapshot(session, path).load_transactions()
-
-    def _prepared_rows(self, rows: DataFrame, batch: Batch) -> AbstractContextManager[DataFrame]:
-        return (
-            complete_transactions(rows, f"{self.folder(batch.target)}/{PENDING}", batch)
-            if self.atomic_transactions
-            else persisted(rows)
-        )
 
     def _apply(self, session: SparkSession, parts: Sequence[_TableBatch]) -> list[tuple[_TableBatch, UnreadableChange]]:
         """Apply the parts of a batch concurrently. Returns those with a value that does not fit its column (HR-540)."""

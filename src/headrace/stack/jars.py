@@ -161,7 +161,9 @@ class JarCache:
                 return 0
             ivy = Ivy(find_java(), self.root / "ivy")
             self._drop_damaged_copies(ivy, jars_to_fetch)
-            self._remove_abandoned_staging()
+            # What a killed sync left: under the lock no staging folder is in use.
+            for folder in self.root.glob("staging-*"):
+                shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix="staging-", dir=self.root) as staging:
                 self._fetch(ivy, jars_to_fetch, Path(staging), lock, on_progress)
         return len(jars_to_fetch)
@@ -184,11 +186,6 @@ class JarCache:
             coordinate = Coordinate.parse(jar.coordinate)
             if any(jar.fault(copy) for copy in ivy.copies(coordinate, jar.file)):
                 ivy.forget(coordinate, jar.file)
-
-    def _remove_abandoned_staging(self) -> None:
-        """Remove what a killed sync left. Called under the lock, so that no staging folder is in use."""
-        for folder in self.root.glob("staging-*"):
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _fetch(
         self, ivy: Ivy, jars_to_fetch: Sequence[LockedJar], staging: Path, lock: int, on_progress: OnProgress

@@ -218,8 +218,11 @@ class LocalStack:
         for attempt in range(1, STARTS + 1):
             on_event(part.name, "preparing")
             command = part.prepare(files, context)
-            _rotate_log(files.log)
             log_size = files.log.stat().st_size if files.log.exists() else 0
+            if log_size > LOG_LIMIT_BYTES:
+                # One older log is kept.
+                files.log.replace(files.log.with_suffix(".log.1"))
+                log_size = 0
             on_event(part.name, f"starting at {part.address(files)}")
             child = process.start(command, log=files.log, record=files.record)
             try:
@@ -288,12 +291,6 @@ class LocalStack:
             log=files.log,
             data_bytes=_size(files.data),
         )
-
-
-def _rotate_log(log: Path) -> None:
-    """Rotate the log of a part when it is too large. One older log is kept."""
-    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
-        log.replace(log.with_suffix(".log.1"))
 
 
 def _size(folder: Path) -> int:

@@ -77,7 +77,9 @@ class CaptureMonitor:
             what = f"Flow '{self._flow}' has stopped. {gap.what}"
             raise CaptureGap(what, why=gap.why, state=gap.state, remedy=gap.remedy) from gap
         except HeadraceError as error:
-            self._report(capture, error)
+            if self._unhealthy.get(capture) != error.code and not self._stopped.is_set():
+                self._unhealthy[capture] = error.code
+                self._on_problem(capture.prefix, error)
         else:
             self._unhealthy.pop(capture, None)
 
@@ -92,8 +94,3 @@ class CaptureMonitor:
             self._log_warned.add(capture)
             self._on_problem(capture.prefix, retained_log_error(capture, progress.warning))
         require_running(capture, client)
-
-    def _report(self, capture: Capture, error: HeadraceError) -> None:
-        if self._unhealthy.get(capture) != error.code and not self._stopped.is_set():
-            self._unhealthy[capture] = error.code
-            self._on_problem(capture.prefix, error)

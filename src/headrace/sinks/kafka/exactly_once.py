@@ -158,7 +158,8 @@ def _require_all_pieces(
     would commit some of the rows and record the batch as complete.
     """
     received = 0
-    for chunk in _decode_pieces(pieces):
+    for piece in pieces:
+        chunk = pa.ipc.read_record_batch(pa.py_buffer(piece), _PIECE_SCHEMA)
         received += chunk.num_rows if counted == "rows" else 1
         yield chunk
     if received != expected:
@@ -201,11 +202,6 @@ def _single_partition_pieces(records: DataFrame) -> tuple[RDD[bytes], int]:
 def _arrow_pieces(records: DataFrame) -> RDD[bytes]:
     """Return the records as pieces, in the partitions of the DataFrame. They are computed while a task reads them."""
     return RDD(_java_pieces(records), records.sparkSession.sparkContext, NoOpSerializer())
-
-
-def _decode_pieces(pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Decode pieces to record batches with the columns `key` and `value`. Called in the task that reads them."""
-    return (pa.ipc.read_record_batch(pa.py_buffer(piece), _PIECE_SCHEMA) for piece in pieces)
 
 
 def _java_pieces(records: DataFrame):  # type: ignore[no-untyped-def]  # an object of the JVM
