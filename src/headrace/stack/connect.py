@@ -84,6 +84,7 @@ class ConnectPart(LocalService):
     depends_on: tuple[str, ...] = ("kafka",)
     # 8 s on two idle cores; after a kill it waits for the end of its own old session too.
     startup_timeout_seconds: float = 120.0
+    heap: str = "512m"
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose a port, link the plugins, write the settings, return the command."""
@@ -102,6 +103,7 @@ class ConnectPart(LocalService):
         )
         return [
             *java,
+            f"-Xmx{self.heap}",
             *kafka.SERVER_OPTIONS,
             f"-D{files.process_marker}",
             "org.apache.kafka.connect.cli.ConnectDistributed",

@@ -83,7 +83,6 @@ rootLogger.appenderRef.out.ref=out
 
 # Options of a server's JVM.
 SERVER_OPTIONS = (
-    "-Xmx512m",
     "-XX:+ExitOnOutOfMemoryError",  # a server that is out of memory still looks healthy
     "-Djava.awt.headless=true",
 )
@@ -97,6 +96,7 @@ class KafkaPart(LocalService):
     jar_configurations: tuple[str, ...] = ("kafka",)
     # 3 s on two idle cores; a minute and a half is for a laptop that recovers a large log after a crash.
     startup_timeout_seconds: float = 90.0
+    heap: str = "512m"
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose two ports, write the settings, format the data folder if it is new, return the command."""
@@ -106,7 +106,8 @@ class KafkaPart(LocalService):
         if not (files.data / "meta.properties").is_file():
             _format(files, java, chosen_ports)
         settings.write_text(SETTINGS.format(data=escaped(files.data), **chosen_ports))
-        return [*java, *SERVER_OPTIONS, f"-D{files.process_marker}", "kafka.Kafka", str(settings.resolve())]
+        server = ["kafka.Kafka", str(settings.resolve())]
+        return [*java, f"-Xmx{self.heap}", *SERVER_OPTIONS, f"-D{files.process_marker}", *server]
 
     def port(self, files: PartFiles) -> int | None:
         """Return the port of the broker, or None before the first start."""
