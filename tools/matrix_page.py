@@ -23,11 +23,10 @@ from headrace.flow.checks.operators import OperatorKind
 from headrace.flow.levers import OutputMode
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink
-from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.enriched import DeltaEnriched
-from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend, DeltaOverwrite
 from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink

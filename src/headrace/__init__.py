@@ -44,9 +44,8 @@ from headrace.flow.source import AutoBatchSize
 from headrace.flow.target import Database, HttpEndpoint, KafkaConnect, Lease, Target
 from headrace.sinks.console import Console
 from headrace.sinks.custom import CustomExactlyOnceSink, CustomSink, Transaction
-from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend, DeltaOverwrite
 from headrace.sinks.fan_out import FanOut, Filtered
 from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert

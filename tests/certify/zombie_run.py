@@ -16,7 +16,7 @@ from headrace.flow.levers import AvailableNow
 from headrace.flow.sink import Sink
 from headrace.flow.target import Lease, Target
 from headrace.operate.run import open_application
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sinks.files import FileSink
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 

@@ -28,15 +28,15 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode, RocksDB, Watermark
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, Sink, leaf_sinks
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnceSink
-from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.dimension import Dimension
 from headrace.sinks.delta.enriched import DeltaEnriched
-from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.roll_ups import DeltaRollUps
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend, DeltaOverwrite
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.files import FileSink
 from headrace.sinks.jdbc.upsert import JdbcUpsert
@@ -255,7 +255,7 @@ class CarelessAppend:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: SparkSession, target: Target) -> None: ...
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         rows.write.format("delta").mode("append").save(batch.target.table(self.path))

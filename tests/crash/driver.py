@@ -28,6 +28,7 @@ from headrace.errors import Terminal
 from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
+from headrace.flow.run_cache import RunCache
 from headrace.flow.secret import Secret
 from headrace.flow.sink import Batch, Sink, WrapsSinks
 from headrace.flow.target import Database, Target
@@ -128,8 +129,8 @@ class Probe(WrapsSinks):
     def preflight(self, target: Target) -> None:
         self.sink.preflight(target)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        self.sink.prepare(spark, target)
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
+        self.sink.prepare(spark, target, cache)
 
     def wrapped_sinks(self, step: str) -> tuple[tuple[str, Sink]]:
         return ((step, self.sink),)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from headrace import FileSource, Flow, Guarantee, Memory, OutputMode, Target
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import BatchCommitted, FlowEvent
@@ -83,7 +84,7 @@ class Brittle:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: SparkSession, target: Target) -> None: ...
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         self.on_write()

@@ -13,7 +13,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.operate.run import Application
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sources.files import FileSource
 
 if TYPE_CHECKING:

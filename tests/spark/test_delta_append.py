@@ -11,7 +11,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

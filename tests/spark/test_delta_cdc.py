@@ -11,9 +11,8 @@ import pytest
 from cdc_changes import decoder
 from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
-from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.sink import DeltaCdc
+from headrace.cdc.sink import DeltaCdc, SkippedTable
 from headrace.errors import DataError, FlowError
 from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, DeadLetters, Sink, TracksBatches, WritesFolder

@@ -86,7 +86,7 @@ def versions_seen(spark: SparkSession, target: Target) -> list[int]:
 
 def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target: Target):
     declared, cache = sink(), RunCache()
-    declared.prepare(spark, target)
+    declared.prepare(spark, target, cache)
     write(declared, bought(spark, "1 nut"), 0, target, cache)
     products(spark, target, "nut")
     write(declared, bought(spark, "2 nut", "3 bolt", "3 bolt"), 1, target, cache)
@@ -107,6 +107,17 @@ def test_rows_wait_for_their_product_and_get_it_once(spark: SparkSession, target
     # Nobody is there twice, and nobody is missing, in between.
     for number, rows in enumerate([1, 4, 5, 5]):
         assert len(stored_rows(spark, target, number)) == rows
+
+
+def test_the_check_before_the_start_and_the_first_batch_load_the_dimension_once(spark: SparkSession, target: Target):
+    declared, cache = sink(), RunCache()
+    products(spark, target, "nut")
+    declared.prepare(spark, target, cache)
+    dimension = cache.get(DimensionCache, target.table("silver/purchases"))
+    loaded = dimension.current(PRODUCTS, spark, target)
+    write(declared, bought(spark, "1 nut"), 0, target, cache)
+    assert dimension.current(PRODUCTS, spark, target) is loaded
+    assert stored_rows(spark, target) == [("1", "nut", "NUT", True, 0)]
 
 
 def test_a_row_that_waits_gets_its_product_while_no_other_row_comes(
@@ -142,7 +153,7 @@ def test_rows_that_wait_are_due_when_the_policy_takes_another_version(
     monkeypatch.setattr(DimensionCache, "clock", lambda _self: now[0])
     declared = sink(replace(PRODUCTS, refresh=EveryInterval("5 minutes")))
     products(spark, target, "nut")
-    declared.prepare(spark, target)
+    declared.prepare(spark, target, cache)
     assert not declared.is_due(spark, target, cache)
     write(declared, bought(spark, "1 bolt"), 0, target, cache)
     write(declared, bought(spark, "2 nut"), 1, target, cache)
@@ -164,7 +175,7 @@ def test_what_is_enriched_stays_when_the_product_changes_or_goes_and_files_are_j
 ):
     declared, cache = replace(sink(), policy=TablePolicy(small_files=2)), RunCache()
     products(spark, target, "nut")
-    declared.prepare(spark, target)
+    declared.prepare(spark, target, cache)
     write(declared, bought(spark, "1 nut"), 0, target, cache)
     products(spark, target, "bolt")
     write(declared, bought(spark, "2 nut"), 1, target, cache)
@@ -182,12 +193,12 @@ def test_a_batch_that_is_in_is_not_written_again_and_the_next_one_meets_the_new_
 ):
     products(spark, target, "nut")
     first = sink()
-    first.prepare(spark, target)
+    first.prepare(spark, target, RunCache())
     write(first, bought(spark, "1 nut", "2 bolt"), 0, target)
     # The driver died before Spark noted the batch. Meanwhile the bolt has become known.
     products(spark, target, "nut", "bolt")
     second, cache = sink(), RunCache()
-    second.prepare(spark, target)
+    second.prepare(spark, target, cache)
     write(second, bought(spark, "1 nut", "2 bolt"), 0, target, cache)
 
     assert stored_rows(spark, target) == [("1", "nut", "NUT", True, 0), ("2", "bolt", None, False, 0)]
@@ -212,7 +223,7 @@ def test_the_refresh_policy_decides_which_version_a_batch_reads(
     monkeypatch.setattr(DimensionCache, "clock", lambda _self: now[0])
     declared = sink(replace(PRODUCTS, refresh=refresh))
     products(spark, target, "nut")
-    declared.prepare(spark, target)
+    declared.prepare(spark, target, cache)
     for number, seconds in enumerate([0, 299, 1]):
         now[0] += seconds
         write(declared, bought(spark, f"{number} bolt"), number, target, cache)
@@ -241,7 +252,7 @@ def test_by_event_time_a_row_gets_what_was_valid_then(spark: SparkSession, targe
     bought = [(f"{hour}", product, at(hour)) for product in ("nut", "bolt") for hour in times]
     events = spark.createDataFrame(bought, "id string, product string, ts timestamp")
     declared = sink(replace(PRODUCTS, as_of=AsOf("ts")))
-    declared.prepare(spark, target)
+    declared.prepare(spark, target, RunCache())
 
     write(declared, events, 0, target)
 
@@ -260,7 +271,7 @@ def test_a_row_is_joined_with_the_version_that_was_valid_then_and_waits_if_there
     marked.apply(frame(spark, [row(op, at, 7, note=note) for op, at, note in log]), into(tmp_path, 0))
     orders = Dimension("orders", key="id", columns=StructType([StructField("note", StringType())]), as_of=AsOf("ts"))
     declared = DeltaEnriched("silver/seen", key="order", dimension=orders)
-    declared.prepare(spark, target)
+    declared.prepare(spark, target, RunCache())
     seconds = [9, 10, 19, 20, 29, 30, 39, 40, 99]
     events = [(7, BEGAN + timedelta(seconds=second)) for second in seconds]
 
@@ -273,7 +284,7 @@ def test_a_row_is_joined_with_the_version_that_was_valid_then_and_waits_if_there
 
 def refused(declared: DeltaEnriched, spark: SparkSession, target: Target) -> str:
     with pytest.raises(HeadraceError) as error:
-        declared.prepare(spark, target)
+        declared.prepare(spark, target, RunCache())
     assert not Path(target.table("silver/purchases")).exists()
     return f"{error.value.code} {error.value.what} {error.value.why}"
 
@@ -321,7 +332,7 @@ def test_columns_that_nobody_takes_do_not_count(spark: SparkSession, target: Tar
     wide.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
     assert sum(path.stat().st_size for path in Path(location).glob("*.parquet")) > 128_000
 
-    sink(replace(PRODUCTS, broadcast_limit="65 KB")).prepare(spark, target)
+    sink(replace(PRODUCTS, broadcast_limit="65 KB")).prepare(spark, target, RunCache())
 
 
 def test_a_dimension_that_lacks_a_column_or_is_not_there_is_refused(spark: SparkSession, target: Target):

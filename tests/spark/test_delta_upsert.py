@@ -14,8 +14,8 @@ from headrace.clients.sql import typed_literal
 from headrace.errors import FlowError
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaOverwrite
 from headrace.sinks.fan_out import FanOut
 
 if TYPE_CHECKING:

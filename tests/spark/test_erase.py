@@ -33,7 +33,7 @@ from headrace.operate.erase import external, table as erase_table
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import acquire_lease
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sources.rate import RateSource
 
 if TYPE_CHECKING:

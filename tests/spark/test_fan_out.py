@@ -11,10 +11,11 @@ import pytest
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.console import Console
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Filtered
 from headrace.sinks.files import FileSink
 from headrace.sinks.kafka.topic import KafkaSink
@@ -46,7 +47,7 @@ class Recording:
     def preflight(self, target: Target) -> None:
         self.calls.append(f"preflight {target.name}")
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         self.calls.append(f"prepare {target.name}")
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
@@ -130,7 +131,7 @@ def test_every_sink_is_asked_and_prepared(spark: SparkSession, target: Target) -
     first, second = Recording(), Recording()
     fan_out = FanOut(first, Filtered("true", second))
     fan_out.preflight(target)
-    fan_out.prepare(spark, target)
+    fan_out.prepare(spark, target, RunCache())
     assert first.calls == second.calls == ["preflight test", "prepare test"]
 
 

@@ -20,6 +20,7 @@ from headrace import DeltaAppend, Flow, InMemory, Input, KafkaSource, Noop, Outp
 from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Compatibility
 from headrace.flow.checks.operators import OperatorKind
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, Sink
 from headrace.runtime.session import flow_session
 from headrace.spark_plan.operators import read_operators, spark_refusal
@@ -311,7 +312,7 @@ def test_every_sink_takes_its_modes_and_the_refused_ones_would_go_wrong(
                 sink.write(stored, Batch(flow, f"{flow}-1", number, target, mode=mode, step=str(step)))
 
         for sink in into:
-            sink.prepare(stage.session, target)
+            sink.prepare(stage.session, target, RunCache())
         example = EXAMPLES[OperatorKind.PROJECTION if mode is OutputMode.APPEND else OperatorKind.AGGREGATE_UNBOUNDED]
         writer = example(*stage.streams()).writeStream.outputMode(mode.value).foreachBatch(write)
         query = writer.option("checkpointLocation", str(tmp_path / flow)).trigger(availableNow=True).start()

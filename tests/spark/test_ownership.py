@@ -20,9 +20,8 @@ from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.runtime.events import EventBus
 from headrace.runtime.supervisor import Supervisor
-from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend, DeltaOverwrite
 from headrace.sinks.fan_out import FanOut
 
 if TYPE_CHECKING:

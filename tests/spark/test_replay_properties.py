@@ -25,9 +25,8 @@ from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
 from headrace.sinks.custom import CustomExactlyOnceSink
-from headrace.sinks.delta.append import DeltaAppend
-from headrace.sinks.delta.overwrite import DeltaOverwrite
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend, DeltaOverwrite
 from headrace.sinks.files import FileSink
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink
 

@@ -20,6 +20,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, OutputMode
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.flow.source import Source
 from headrace.flow.target import Target
@@ -49,7 +50,7 @@ class CollectingSink:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: SparkSession, target: Target) -> None: ...
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         self.batches.append(sorted(tuple(row) for row in rows.select(*self.columns).collect()))

@@ -18,6 +18,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, OutputMode, Trigger
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent, FlowFailed, FlowStopped
@@ -57,7 +58,7 @@ class CollectingSink:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: SparkSession, target: Target) -> None: ...
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         if self.errors:

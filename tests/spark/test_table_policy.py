@@ -57,8 +57,8 @@ def test_a_table_gets_its_properties_and_its_small_files_are_joined(spark: Spark
     assert "OPTIMIZE" not in operations(spark, location)
 
     # A policy that changed holds from the next start on, and one that did not changes nothing.
-    sink(then).prepare(spark, target)
-    sink(then).prepare(spark, target)
+    sink(then).prepare(spark, target, RunCache())
+    sink(then).prepare(spark, target, RunCache())
     assert properties(spark, location)["delta.appendOnly"] == "false"
     assert operations(spark, location).count("SET TBLPROPERTIES") == 1
     sink(then).write(spark.range(3, 4).coalesce(1), Batch("f", "q", 3, target))

@@ -14,7 +14,7 @@ from headrace.cdc.capture.catalogue import position_now
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import check_capture
 from headrace.cdc.capture.lifecycle import ConnectWorker, delete_capture, start_capture
-from headrace.cdc.capture.wait import await_position
+from headrace.cdc.capture.topics import await_position
 from headrace.clients import mysql
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient

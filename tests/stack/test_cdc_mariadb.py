@@ -12,7 +12,7 @@ from headrace import AvailableNow, Every, KafkaConnect, Target
 from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.lifecycle import connect_worker, delete_capture, start_capture
-from headrace.cdc.capture.wait import await_position, await_topics
+from headrace.cdc.capture.topics import await_position, await_topics
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cdc.reconcile.compare import compare
 from headrace.clients import mysql

@@ -26,13 +26,14 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import TracksBatches
 from headrace.operate.run import Application
 from headrace.sinks.batch.ledger import LedgerEntry
 from headrace.sinks.fan_out import FanOut
 from headrace.sinks.kafka import transaction
 from headrace.sinks.kafka.exactly_once import KafkaExactlyOnceSink, _send
-from headrace.sinks.kafka.ledger import create_ledger, encode_entry, last_entries
+from headrace.sinks.kafka.ledger import ENTRY_FIELDS, create_ledger, last_entries
 from headrace.sinks.kafka.topic import KafkaSink
 from headrace.sinks.kafka.transaction import publish
 from headrace.sources.kafka.source import KafkaSource
@@ -171,7 +172,7 @@ def test_the_batches_of_a_checkpoint_that_was_set_back_are_refused(spark: SparkS
 def test_a_later_batch_without_a_ledger_is_refused(spark: SparkSession, place: Place, there: bool):
     sink = replace(place.sink, ledger=f"{place.name}-ledger-{there}")
     if there:
-        sink.prepare(spark, place.target)
+        sink.prepare(spark, place.target, RunCache())
     with pytest.raises(RecoveryError) as refused:
         sink.write(rows(spark, 1), place.batch(1))
     assert refused.value.code == "HR-308"
@@ -321,7 +322,7 @@ def test_an_entry_is_found_behind_many_records_and_an_aborted_one(place: Place):
         producer.init_transactions(30)
         producer.begin_transaction()
         for _ in range(times):
-            producer.produce(ledger, encode_entry(LedgerEntry("q1", number, rows=1)), key)
+            producer.produce(ledger, LedgerEntry("q1", number, rows=1).to_json(ENTRY_FIELDS), key)
         producer.flush(30)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
 

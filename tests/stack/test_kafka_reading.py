@@ -30,6 +30,7 @@ from headrace import (
     TopicPattern,
 )
 from headrace.clients.topics import create_topics
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
 from headrace.operate.preflight.batch_size import size_batches
 from headrace.operate.run import preflight
@@ -62,7 +63,7 @@ class CollectingSink:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: SparkSession, target: Target) -> None: ...
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         self.batches.append(values(rows))

@@ -49,6 +49,7 @@ from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.clients.topics import create_topics
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, Sink, WritesTopic, leaf_sinks
 from headrace.flow.target import HttpEndpoint
 from headrace.runtime.session import flow_session
@@ -271,7 +272,7 @@ class Stage:
 
         for sink, _case in into:
             sink.preflight(self.target)
-            sink.prepare(self.session, self.target)
+            sink.prepare(self.session, self.target, RunCache())
         stream = self.session.readStream.schema(ROW).option("maxFilesPerTrigger", "1").json(str(self.folder / "in"))
         writer = TRANSFORMS[mode](stream).writeStream.outputMode(mode.value).foreachBatch(write)
         query = writer.option("checkpointLocation", str(self.folder / "cp")).trigger(availableNow=True).start()

@@ -28,7 +28,7 @@ from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.session import flow_session
 from headrace.runtime.supervisor import Supervisor
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sources.kafka.source import KafkaSource
 from headrace.sources.kafka.topics import TopicPattern
 

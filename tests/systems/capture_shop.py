@@ -27,7 +27,7 @@ from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.health import CaptureProgress, check_capture
 from headrace.cdc.capture.lifecycle import ConnectWorker
-from headrace.cdc.capture.wait import await_position
+from headrace.cdc.capture.topics import await_position
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cdc.reconcile.compare import compare
 from headrace.cli.main import app

@@ -7,11 +7,10 @@ import re
 import pytest
 
 from headrace.cdc import flows
-from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.catalogue import binlog_position, database_family, lsn_position
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.sink import DeltaCdc
+from headrace.cdc.sink import DeltaCdc, SkippedTable
 from headrace.clients import mysql
 from headrace.clients.postgres import DatabaseAddress
 from headrace.errors import ConfigError, FlowError

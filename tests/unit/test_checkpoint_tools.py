@@ -21,6 +21,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
+from headrace.flow.run_cache import RunCache
 from headrace.flow.target import Target
 from headrace.operate.checkpoint import restore as checkpoint_restore
 from headrace.operate.checkpoint.backup import back_up
@@ -404,7 +405,7 @@ class Silent:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: object, target: Target) -> None: ...
+    def prepare(self, spark: object, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: object, batch: object) -> None: ...
 

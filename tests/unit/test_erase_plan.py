@@ -33,7 +33,7 @@ from headrace.operate.erase.places import Lake, LakeTable, TableColumn, affected
 from headrace.operate.erase.plan import ScannedPlace
 from headrace.operate.erase.scan import SearchTerms, Traces, find_traces, subject_texts
 from headrace.operate.erase.subject import Subject, Texts, is_identifying, singular
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.kafka.source import KafkaSource
 from headrace.sources.kafka.topics import TopicPattern

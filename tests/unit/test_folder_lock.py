@@ -13,10 +13,11 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.inputs import Input
 from headrace.flow.levers import OutputMode
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Sink
 from headrace.flow.target import Lease, Target
 from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Filtered
 from headrace.sinks.files import FileSink
 from headrace.sources.rate import RateSource
@@ -86,7 +87,7 @@ class UsersSink:
 
     def preflight(self, target: Target) -> None: ...
 
-    def prepare(self, spark: object, target: Target) -> None: ...
+    def prepare(self, spark: object, target: Target, cache: RunCache) -> None: ...
 
     def write(self, rows: object, batch: object) -> None: ...
 

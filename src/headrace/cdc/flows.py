@@ -10,12 +10,11 @@ from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.apply.schema_evolution import DroppedColumns
-from headrace.cdc.apply.skipped import SkippedTable
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, change_decoder
-from headrace.cdc.sink import DeltaCdc, StoredAs
+from headrace.cdc.sink import DeltaCdc, SkippedTable, StoredAs
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError
 from headrace.flow.flow import Flow
@@ -63,10 +62,6 @@ def mirror(settings: CdcSettings) -> Flow:
     Topics of tables that are created later are read when they appear. Records that are not envelopes go to quarantine.
     """
     capture = settings.capture
-
-    def find_table(topic: str, target: Target) -> SourceTable | SkippedTable:
-        return _table_of(capture, topic, target)
-
     # Only a change log stores the row before a change. Decoding it costs time.
     log = isinstance(settings.stored_as, ChangeLog)
     decoder = partial(change_decoder, before=log, cleared=not log)
@@ -86,7 +81,7 @@ def mirror(settings: CdcSettings) -> Flow:
         transform=_with_transactions if settings.atomic_transactions else _pass_through,
         sink=DeltaCdc(
             settings.path,
-            find_table,
+            partial(_table_of, capture),
             decoder,
             settings.stored_as,
             capture,

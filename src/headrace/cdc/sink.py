@@ -2,7 +2,6 @@
 
 import datetime as dt
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -16,7 +15,6 @@ from headrace.cdc.apply.maintenance import CdcMaintenance
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.apply.published import PublishedTable, publish, read_published
 from headrace.cdc.apply.schema_evolution import DroppedColumns, EvolutionPolicy, evolve_columns
-from headrace.cdc.apply.skipped import SkippedTable, skip
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, struct_fields
 from headrace.cdc.apply.transactions import PENDING, complete_transactions
 from headrace.cdc.capture.declaration import Capture, HasCapture
@@ -24,7 +22,7 @@ from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.capture.watch import CaptureMonitor
 from headrace.clients.spark.delta_log import snapshot, version
 from headrace.clients.spark.settings import session_settings
-from headrace.errors import FlowError, HeadraceError, UnreadableChange
+from headrace.errors import DataError, FlowError, HeadraceError, UnreadableChange
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
 from headrace.flow.run_cache import CachedFact
@@ -33,6 +31,7 @@ from headrace.flow.sink import (
     Batch,
     CaptureWatch,
     CommittedBatches,
+    DeadLetters,
     TracksBatches,
     WatchesCapture,
     WritesFolder,
@@ -53,6 +52,21 @@ _CONCURRENT_TABLES = 4
 
 # Turns the envelopes of one table into typed changes.
 Decoder = Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True)
+class SkippedTable:
+    """A topic whose changes are skipped, and why: so one table does not stop the others.
+
+    A capture with a pattern reads every topic of its prefix. This includes topics of tables that it no longer selects,
+    and of tables that were dropped before any of their changes was applied.
+
+    `error` is raised instead if the table was written before: it would no longer match its source.
+    """
+
+    topic: str
+    why: str
+    error: DataError | None = None
 
 
 @dataclass
@@ -142,15 +156,16 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Apply the changes to the tables, then publish their versions."""
-        session = rows.sparkSession
-        with session_settings(session, SMALL_BATCH_CONF), self._prepared_rows(rows, batch) as once:
+        session, pending = rows.sparkSession, f"{self.folder(batch.target)}/{PENDING}"
+        prepared = complete_transactions(rows, pending, batch) if self.atomic_transactions else persisted(rows)
+        with session_settings(session, SMALL_BATCH_CONF), prepared as once:
             parts = list[_TableBatch]()
             with in_background(session, True, lambda: self._preload_delta_logs(session, batch)):
                 for topic, (shapes, ambiguous) in _topics_of_batch(once, self._ambiguous_condition(batch)).items():
                     table = self._source_table(topic, shapes, batch, again=ambiguous)
                     changes = once.where(F.col("topic") == topic)
                     if isinstance(table, SkippedTable):
-                        skip(table, changes, self.folder(batch.target), self.name, batch)
+                        _skip(table, changes, self.folder(batch.target), self.name, batch)
                     else:
                         parts.append(_TableBatch(topic, changes, table, self._table_write(table.table, batch)))
                 failed_parts = self._apply(session, parts)
@@ -167,13 +182,6 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
         before = read_published(session, location, batch).values()
         for path in [*(table.path for table in before if table.batch == batch.id - 1), location]:
             snapshot(session, path).load_transactions()
-
-    def _prepared_rows(self, rows: DataFrame, batch: Batch) -> AbstractContextManager[DataFrame]:
-        return (
-            complete_transactions(rows, f"{self.folder(batch.target)}/{PENDING}", batch)
-            if self.atomic_transactions
-            else persisted(rows)
-        )
 
     def _apply(self, session: SparkSession, parts: Sequence[_TableBatch]) -> list[tuple[_TableBatch, UnreadableChange]]:
         """Apply the parts of a batch concurrently. Returns those with a value that does not fit its column (HR-540)."""
@@ -299,3 +307,13 @@ def _topics_of_batch(rows: DataFrame, ambiguous: Column) -> dict[str, tuple[froz
         by_topic.agg(shapes, F.max(ambiguous).alias("ambiguous")).collect(), key=lambda row: str(row.topic)
     )
     return {row.topic: (frozenset(frozenset(shape) for shape in row.shapes), row.ambiguous) for row in ordered}
+
+
+def _skip(skipped: SkippedTable, rows: DataFrame, folder: str, sink: str, batch: Batch) -> None:
+    """Report the number of skipped changes of a topic, or raise. Called once per batch that has any."""
+    location = f"{folder}/{skipped.topic.rpartition('.')[2]}"
+    if skipped.error is not None and version(rows.sparkSession, location) >= 0:
+        raise skipped.error
+    batch.on_dead_letters(
+        DeadLetters(sink, rows.count(), skipped.why, f"In the topic {skipped.topic}, until its retention removes them.")
+    )

@@ -13,7 +13,7 @@ from headrace.cdc.capture.catalogue import position_now, read_tables
 from headrace.cdc.capture.declaration import Capture
 from headrace.cdc.capture.lifecycle import connect_worker, start_capture
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.capture.wait import PATIENCE_SECONDS, await_position, await_topics
+from headrace.cdc.capture.topics import PATIENCE_SECONDS, await_position, await_topics
 from headrace.cdc.flows import CdcSettings, mirror
 from headrace.cdc.reconcile.compare import TableComparison, compare
 from headrace.clients.kafka import first_timestamps

@@ -125,13 +125,13 @@ class HasPendingRows(ABC):
 class CaptureWatch(Protocol):
     """Watches the capture that fills the topics of a sink, for one run of a flow."""
 
-    def check_now(self) -> None:
+    def check(self) -> None:
         """Check once. Called before the query starts; raises if changes are lost."""
 
-    def start(self, on_loss: Callable[[HeadraceError], None]) -> None:
-        """Check regularly on a separate thread, which calls `on_loss` once if changes are lost."""
+    def start(self, on_gap: Callable[[HeadraceError], None]) -> None:
+        """Check regularly on a separate thread, which calls `on_gap` once if changes are lost."""
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop checking. Returns immediately; a check in progress has no effect."""
 
 
@@ -185,8 +185,8 @@ class Sink(Protocol):
     def preflight(self, target: Target) -> None:
         """Verify that the sink can be written. Called once, before Spark starts; raises a HeadraceError."""
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
-        """Create what the first write needs. Called once per start of a flow, before the query."""
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
+        """Create what the first write needs, or load it. Called once per start of a flow, before the query."""
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write all rows of the batch. Returns only when they are durable."""
@@ -198,7 +198,7 @@ class BaseSink:
     def preflight(self, target: Target) -> None:
         """Do nothing: there is nothing to check."""
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Do nothing: the first batch creates what it needs."""
 
 
@@ -226,9 +226,9 @@ class ForwardingSink:
         """Check the other sink."""
         self.sink.preflight(target)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Prepare the other sink."""
-        self.sink.prepare(spark, target)
+        self.sink.prepare(spark, target, cache)
 
 
 class WrapsSinks(ABC):

@@ -44,7 +44,7 @@ class RunningQuery:
         session.sparkContext.setLocalProperty("spark.scheduler.pool", run.flow.name)
         try:
             self._guards.before_start(session)
-            run.flow.sink.prepare(session, run.target)
+            run.flow.sink.prepare(session, run.target, self._cache)
             rows, order = plan_result(session, run)
             self._reports = BatchReports(run.flow.name, order, self._guards.on_progress)
             listen(session, on_progress=self._reports.report)
@@ -52,6 +52,7 @@ class RunningQuery:
         except Exception as error:
             self._stopper.set_started(None)
             self._guards.on_end(None)
+            self._cache.close()
             if isinstance(error, PySparkException):
                 raise map_error(run.flow.name, error) from error
             raise

@@ -1,7 +1,6 @@
 """Custom sinks: from a function, or from the transactions of your own store."""
 
 import contextlib
-import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,9 @@ from headrace.sinks.batch.errors import LEDGER_ERRORS, must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.batch.persist import persisted
 from headrace.sinks.noop import compute
+
+# The fields of an entry in a record, as JSON.
+_ENTRY_FIELDS = ("ledger", "query_id", "batch_id", "offsets", "fence")
 
 
 class Transaction(Protocol):
@@ -84,13 +86,13 @@ class CustomSink(_Custom):
         files = file_store(location, rows.sparkSession)
         text = files.read(location)
         # A missing ledger counts as one that ends right before this batch.
-        last = LedgerEntry(batch.query_id, batch.id - 1) if text is None else _decode_entry(text, location)
+        last = LedgerEntry(batch.query_id, batch.id - 1) if text is None else _parse_entry(text, location)
         due = must_write(decide(last, batch), LEDGER_ERRORS, batch=batch, last=last, place=location)
         with persisted(rows) as cached:
             compute(cached)
             if due:
                 self.function(cached, batch)
-                files.write(location, _encode_entry(batch, last))
+                files.write(location, _entry_to_record(batch, last))
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class CustomExactlyOnceSink(_Custom, TracksBatches):
                 due = must_write(decide(last, batch), LEDGER_ERRORS, batch=batch, last=last, place=self._place)
                 if due:
                     transaction.write(cached, batch)
-                    transaction.record(key, _encode_entry(batch, last))
+                    transaction.record(key, _entry_to_record(batch, last))
                     transaction.commit()
             except BaseException:
                 # An error of the rollback would hide the original error.
@@ -157,7 +159,7 @@ class CustomExactlyOnceSink(_Custom, TracksBatches):
 
     def _last(self, transaction: Transaction, key: str) -> LedgerEntry | None:
         text = transaction.last(key)
-        return None if text is None else _decode_entry(text, self._place)
+        return None if text is None else _parse_entry(text, self._place)
 
 
 def _key(target: Target, flow: str, step: str) -> str:
@@ -165,31 +167,18 @@ def _key(target: Target, flow: str, step: str) -> str:
     return f"{target.name}.{flow}.{step}"
 
 
-def _encode_entry(batch: Batch, last: LedgerEntry | None) -> str:
+def _entry_to_record(batch: Batch, last: LedgerEntry | None) -> str:
     """Return the entry of a batch as JSON. A ledger keeps its id, and a new one gets a random id."""
-    return json.dumps(
-        {
-            "ledger": last.ledger if last is not None and last.ledger else str(uuid.uuid4()),
-            "query_id": batch.query_id,
-            "batch_id": batch.id,
-            "offsets": batch.offsets,
-            "fence": batch.fence,
-        }
-    )
+    ledger = last.ledger if last is not None and last.ledger else str(uuid.uuid4())
+    entry = LedgerEntry(batch.query_id, batch.id, batch.offsets, batch.fence, ledger)
+    return entry.to_json(_ENTRY_FIELDS)
 
 
-def _decode_entry(text: str, place: str) -> LedgerEntry:
+def _parse_entry(text: str, place: str) -> LedgerEntry:
     """Parse an entry; raise RecoveryError (HR-319) if the text is not one."""
     try:
-        fields = json.loads(text)
-        return LedgerEntry(
-            query_id=str(fields["query_id"]),
-            batch_id=int(fields["batch_id"]),
-            offsets=str(fields["offsets"]),
-            fence=int(fields["fence"]),
-            ledger=str(fields["ledger"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        return LedgerEntry.from_json(text, _ENTRY_FIELDS)
+    except ValueError as error:
         raise RecoveryError(
             f"The ledger in {place} cannot be read.",
             why=f"It holds {text!r}.",

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.errors import FlowError
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.levers import OutputMode
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, ForwardingSink, Sink, WrapsSinks
 from headrace.flow.target import Target
 from headrace.sinks.batch.persist import persisted
@@ -75,10 +76,10 @@ class FanOut(WrapsSinks):
         for sink in self.sinks:
             sink.preflight(target)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Prepare every sink."""
         for sink in self.sinks:
-            sink.prepare(spark, target)
+            sink.prepare(spark, target, cache)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Compute the batch once and write it to each sink."""

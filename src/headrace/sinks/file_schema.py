@@ -93,19 +93,15 @@ def unwritable_rows(sink: str, why: str, remedy: str) -> FlowError:
 
 def _parts(path: str, data_type: T.DataType) -> Iterator[tuple[str, T.DataType]]:
     """Yield a column and every nested field, each with its path."""
+    yield path, data_type
     match data_type:
         case T.StructType():
-            yield path, data_type
             for field in data_type.fields:
                 yield from _parts(f"{path}.{field.name}", field.dataType)
         case T.ArrayType():
-            yield path, data_type
             yield from _parts(f"{path}[]", data_type.elementType)
         case T.MapType():
-            yield path, data_type
             yield from _parts(f"{path}{{}}", data_type.valueType)
-        case _:
-            yield path, data_type
 
 
 def _fits(data_type: T.DataType, file_format: FileFormat) -> bool:

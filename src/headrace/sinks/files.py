@@ -222,4 +222,4 @@ def _foreign_folder(batch: Batch, folder: str, why: str) -> RecoveryError:
 
 
 def _invalid_sink(what: str, why: str, remedy: str) -> FlowError:
-    return FlowError(what, why=why, state="Nothing was started.", remedy=remedy, code="HR-214")
+    return FlowError(what, why=why, remedy=remedy, code="HR-214")

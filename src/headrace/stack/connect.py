@@ -9,9 +9,7 @@ file in the folder `secrets`, and the worker reads it when the connector starts.
 """
 
 import json
-import os
 import shutil
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from urllib3 import PoolManager, Timeout
 from urllib3.exceptions import HTTPError
 
 from headrace.stack import kafka, ports
-from headrace.stack.part import PartFiles, StartContext
+from headrace.stack.part import LocalService, PartFiles, StartContext
 
 FIRST_PORTS = {"connect": 8083}
 
@@ -78,7 +76,7 @@ logger.scanner.level=off
 
 
 @dataclass(frozen=True)
-class ConnectPart:
+class ConnectPart(LocalService):
     """Kafka Connect as a part of the local stack."""
 
     name: str = "connect"
@@ -86,17 +84,14 @@ class ConnectPart:
     depends_on: tuple[str, ...] = ("kafka",)
     # 8 s on two idle cores; after a kill it waits for the end of its own old session too.
     startup_timeout_seconds: float = 120.0
-    stop_signal: signal.Signals = signal.SIGTERM
     heap: str = "512m"
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose a port, link the plugins, write the settings, return the command."""
-        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
-        class_path = os.pathsep.join(str(jar) for jar in context.jars.verify("connect"))
+        chosen_ports = ports.choose_ports(files.ports, self.name, FIRST_PORTS)
+        java = kafka.java_command(files, context, "connect", kafka.LOGGING + QUIET)
         plugins = _link_plugins(files, context)
         secrets_folder(files).mkdir(mode=0o700, exist_ok=True)
-        logging = files.folder / "log4j2.properties"
-        logging.write_text(kafka.LOGGING + QUIET)
         settings = _settings(files)
         settings.write_text(
             SETTINGS.format(
@@ -107,28 +102,23 @@ class ConnectPart:
             )
         )
         return [
-            *context.jvm,
+            *java,
             f"-Xmx{self.heap}",
-            "-XX:+ExitOnOutOfMemoryError",  # a worker that is out of memory still looks healthy
-            "-Djava.awt.headless=true",
+            *kafka.SERVER_OPTIONS,
             f"-D{files.process_marker}",
-            f"-Dlog4j2.configurationFile={logging.resolve()}",
-            "-cp",
-            class_path,
             "org.apache.kafka.connect.cli.ConnectDistributed",
             str(settings.resolve()),
         ]
 
     def address(self, files: PartFiles) -> str:
         """Return the address of its REST interface, or an empty string before the first start."""
-        port = ports.previous_ports(files.folder / "ports.json").get("connect")
-        return f"http://{ports.LOOPBACK}:{port}" if port else ""
+        address = super().address(files)
+        return f"http://{address}" if address else ""
 
-    def healthy(self, files: PartFiles) -> bool:
+    def answers(self, files: PartFiles) -> bool:
         """Whether the worker is ready for connectors and uses the local broker at its current address."""
-        port = ports.previous_ports(files.folder / "ports.json").get("connect")
         broker = PartFiles(files.folder.parent / "kafka")
-        if port is None or ports.is_free(port) or not _settings(files).is_file():
+        if not _settings(files).is_file():
             return False
         if f"bootstrap.servers={kafka.KafkaPart().address(broker)}" not in _settings(files).read_text().splitlines():
             return False

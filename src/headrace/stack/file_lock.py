@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.clients.file_lock import lock_file
+from headrace.errors import StackError
 from headrace.stack import errors
 
 # A first sync over a slow connection takes minutes; a second caller waits for its result instead of failing.
@@ -23,6 +24,12 @@ def file_lock(
     with errors.as_stack_errors(path.parent):
         file = lock_file(path, timeout_seconds=patience, on_wait=on_wait)
     if file is None:
-        raise errors.lock_timeout(path, patience)
+        raise StackError(
+            f"Another headrace command has locked {path} for {patience:.0f} s.",
+            why="Only one command at a time may change the local stack or the jar cache.",
+            state="Nothing was done.",
+            remedy="Wait for it, or end it, and run the same command again.",
+            code="HR-411",
+        )
     with file:
         yield file.fileno()

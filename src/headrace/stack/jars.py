@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from headrace.errors import StackError
 from headrace.stack import errors
 from headrace.stack.file_lock import file_lock
 from headrace.stack.ivy import Coordinate, Ivy, module_for
@@ -131,7 +132,13 @@ class JarCache:
         jars = self.locked(conf)
         faults = [fault for fault in self._faults(jars) if fault]
         if faults:
-            raise errors.bad_jars(conf, faults)
+            raise StackError(
+                f"The jars for '{conf}' cannot be used: {errors.first_items(faults)}.",
+                why="Every jar is compared with the sha256 in jars.lock before it is loaded.",
+                state="Nothing was started; no data was touched.",
+                remedy="Run `headrace jars sync`: it fetches only what is missing or damaged.",
+                code="HR-402",
+            )
         return tuple(self.path(jar) for jar in jars)
 
     def sync(self, confs: Iterable[str], on_progress: OnProgress = lambda _jar, _done, _total: None) -> int:
@@ -154,7 +161,9 @@ class JarCache:
                 return 0
             ivy = Ivy(find_java(), self.root / "ivy")
             self._drop_damaged_copies(ivy, jars_to_fetch)
-            self._remove_abandoned_staging()
+            # What a killed sync left: under the lock no staging folder is in use.
+            for folder in self.root.glob("staging-*"):
+                shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix="staging-", dir=self.root) as staging:
                 self._fetch(ivy, jars_to_fetch, Path(staging), lock, on_progress)
         return len(jars_to_fetch)
@@ -177,11 +186,6 @@ class JarCache:
             coordinate = Coordinate.parse(jar.coordinate)
             if any(jar.fault(copy) for copy in ivy.copies(coordinate, jar.file)):
                 ivy.forget(coordinate, jar.file)
-
-    def _remove_abandoned_staging(self) -> None:
-        """Remove what a killed sync left. Called under the lock, so that no staging folder is in use."""
-        for folder in self.root.glob("staging-*"):
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _fetch(
         self, ivy: Ivy, jars_to_fetch: Sequence[LockedJar], staging: Path, lock: int, on_progress: OnProgress

@@ -52,26 +52,24 @@ class Java(NamedTuple):
         return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
 
 
-class NoJava(Exception):
-    """No acceptable Java. `searched` lists the locations and what was found there."""
-
-    def __init__(self, searched: "list[str]") -> None:
-        self.searched = searched
-        super().__init__("; ".join(searched))
-
-
 def find_java() -> Java:
     """Return the Java to use. Raises `StackError` HR-401 when there is none that Spark can run on."""
-    from headrace.stack import errors  # noqa: PLC0415  the script runs where headrace is not installed
+    from headrace.errors import StackError  # noqa: PLC0415  the script runs where headrace is not installed
 
-    try:
-        return search()
-    except NoJava as no_java:
-        raise errors.no_java(no_java.searched, INSTALL) from no_java
+    java, searched = search()
+    if java is None:
+        raise StackError(
+            "No Java 17 or 21 was found.",
+            why="Looked at: {}.".format("; ".join(searched)),
+            state="Nothing was started and nothing was written.",
+            remedy=INSTALL,
+            code="HR-401",
+        )
+    return java
 
 
-def search() -> Java:
-    """Try each candidate in order and return the first Java that Spark accepts, or raise `NoJava`."""
+def search() -> "tuple[Java | None, list[str]]":
+    """Return the first candidate that Spark accepts, or None, with the others that were looked at and what they are."""
     searched = []
     for origin, binary in _candidates():
         try:
@@ -80,9 +78,9 @@ def search() -> Java:
             searched.append(f"{origin}: {binary} does not run ({_one_line(error)})")
             continue
         if java.major in ACCEPTED:
-            return java
+            return java, searched
         searched.append(f"{origin}: {binary} is Java {java.version}")
-    raise NoJava(searched or ["HEADRACE_JAVA and JAVA_HOME are not set, no java on the PATH"])
+    return None, searched or ["HEADRACE_JAVA and JAVA_HOME are not set, no java on the PATH"]
 
 
 def probe(binary: Path) -> Java:
@@ -131,13 +129,11 @@ def _one_line(text: object) -> str:
 
 def main() -> int:
     """Return 0 if a Java was found; otherwise print what to install and return 1."""
-    try:
-        search()
-    except NoJava as no_java:
+    java, searched = search()
+    if java is None:
         message = "Headrace needs Java 17 or 21, and found none.\n    {}\n{}\n"
-        sys.stderr.write(message.format("\n    ".join(no_java.searched), INSTALL))
-        return 1
-    return 0
+        sys.stderr.write(message.format("\n    ".join(searched), INSTALL))
+    return 0 if java else 1
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ for development, demos and tests, not for production.
 import base64
 import os
 import shutil
-import signal
-import subprocess
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from confluent_kafka import KafkaException
 
 from headrace.clients.kafka import admin_client
 from headrace.stack import errors, ports
-from headrace.stack.part import PartFiles, StartContext
+from headrace.stack.part import LocalService, PartFiles, StartContext, run_program
 
 FIRST_PORTS = {"broker": 9092, "controller": 9093}
 
@@ -84,56 +81,53 @@ rootLogger.appenderRef.out.ref=out
 """
 
 
+# Options of a server's JVM.
+SERVER_OPTIONS = (
+    "-XX:+ExitOnOutOfMemoryError",  # a server that is out of memory still looks healthy
+    "-Djava.awt.headless=true",
+)
+
+
 @dataclass(frozen=True)
-class KafkaPart:
+class KafkaPart(LocalService):
     """The broker as a part of the local stack."""
 
     name: str = "kafka"
     jar_configurations: tuple[str, ...] = ("kafka",)
-    depends_on: tuple[str, ...] = ()
     # 3 s on two idle cores; a minute and a half is for a laptop that recovers a large log after a crash.
     startup_timeout_seconds: float = 90.0
-    stop_signal: signal.Signals = signal.SIGTERM
     heap: str = "512m"
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose two ports, write the settings, format the data folder if it is new, return the command."""
-        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
-        class_path = os.pathsep.join(str(jar) for jar in context.jars.verify("kafka"))
+        chosen_ports = ports.choose_ports(files.ports, self.name, FIRST_PORTS)
         settings = files.folder / "server.properties"
-        logging = files.folder / "log4j2.properties"
-        logging.write_text(LOGGING)
-        java = [f"-Dlog4j2.configurationFile={logging.resolve()}", "-cp", class_path]
+        java = java_command(files, context, "kafka", LOGGING)
         if not (files.data / "meta.properties").is_file():
-            _format(files, [*context.jvm, *java], chosen_ports)
+            _format(files, java, chosen_ports)
         settings.write_text(SETTINGS.format(data=escaped(files.data), **chosen_ports))
-        return [
-            *context.jvm,
-            f"-Xmx{self.heap}",
-            "-XX:+ExitOnOutOfMemoryError",  # a broker that is out of memory still looks healthy
-            "-Djava.awt.headless=true",
-            f"-D{files.process_marker}",
-            *java,
-            "kafka.Kafka",
-            str(settings.resolve()),
-        ]
+        server = ["kafka.Kafka", str(settings.resolve())]
+        return [*java, f"-Xmx{self.heap}", *SERVER_OPTIONS, f"-D{files.process_marker}", *server]
 
-    def address(self, files: PartFiles) -> str:
-        """Return the bootstrap address, or an empty string before the first start."""
-        port = ports.previous_ports(files.folder / "ports.json").get("broker")
-        return f"{ports.LOOPBACK}:{port}" if port else ""
+    def port(self, files: PartFiles) -> int | None:
+        """Return the port of the broker, or None before the first start."""
+        return ports.previous_ports(files.ports).get("broker")
 
-    def healthy(self, files: PartFiles) -> bool:
+    def answers(self, files: PartFiles) -> bool:
         """Whether the cluster of this data folder answers a metadata request."""
-        port = ports.previous_ports(files.folder / "ports.json").get("broker")
-        # A client that meets a closed port retries for seconds: check the port first.
-        if port is None or ports.is_free(port):
-            return False
         try:
             metadata = admin_client({"bootstrap.servers": self.address(files)}).list_topics(timeout=3)
         except KafkaException:
             return False
         return bool(metadata.brokers) and metadata.cluster_id == cluster_id(files.data)
+
+
+def java_command(files: PartFiles, context: StartContext, conf: str, logging: str) -> list[str]:
+    """Write the settings of the logging, and return the start of a Java command with a configuration's jars."""
+    path = files.folder / "log4j2.properties"
+    path.write_text(logging)
+    class_path = os.pathsep.join(str(jar) for jar in context.jars.verify(conf))
+    return [*context.jvm, f"-Dlog4j2.configurationFile={path.resolve()}", "-cp", class_path]
 
 
 def cluster_id(data: Path) -> str | None:
@@ -154,21 +148,19 @@ def _format(files: PartFiles, java: list[str], chosen_ports: dict[str, int]) -> 
             shutil.rmtree(leftover)
     settings = files.folder / "format.properties"
     settings.write_text(SETTINGS.format(data=escaped(forming), **chosen_ports))
-    command = [*java, "kafka.tools.StorageTool", "format", "-t", next(_cluster_ids()), "-c", str(settings)]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if completed.returncode != 0 or not (forming / "meta.properties").is_file():
-        output = (completed.stdout + completed.stderr).splitlines()
-        raise errors.start_failed("The formatting of Kafka's data folder", settings, output[-10:])
+    command = [*java, "kafka.tools.StorageTool", "format", "-t", _new_cluster_id(), "-c", str(settings)]
+    succeeded, output = run_program(command)
+    if not succeeded or not (forming / "meta.properties").is_file():
+        raise errors.start_failed("The formatting of Kafka's data folder", settings, output)
     forming.replace(files.data)
     settings.unlink()
 
 
-def _cluster_ids() -> Iterator[str]:
-    """Yield random ids as Kafka writes them: 16 bytes, base64, and no dash in front (it reads as an option)."""
-    while True:
-        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if not text.startswith("-"):
-            yield text
+def _new_cluster_id() -> str:
+    """Return a random id as Kafka writes them: 16 bytes, base64, and no dash in front (it reads as an option)."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        continue
+    return text
 
 
 def escaped(path: Path) -> str:

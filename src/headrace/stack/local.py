@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from headrace.errors import StackError
 from headrace.flow.target import Database, KafkaConnect
 from headrace.stack import errors, mariadb, postgres, process
 from headrace.stack.connect import ConnectPart, secrets_folder
@@ -161,10 +162,9 @@ class LocalStack:
 
         Changes nothing, takes no lock, and may be called at any time.
         """
-        parts_by_name = self._parts.values()
         return [
             self._status(part)
-            for part in parts_by_name
+            for part in self._parts.values()
             if part.name in DEFAULT_PARTS or self.files(part.name).folder.exists()
         ]
 
@@ -218,8 +218,11 @@ class LocalStack:
         for attempt in range(1, STARTS + 1):
             on_event(part.name, "preparing")
             command = part.prepare(files, context)
-            _rotate_log(files.log)
             log_size = files.log.stat().st_size if files.log.exists() else 0
+            if log_size > LOG_LIMIT_BYTES:
+                # One older log is kept.
+                files.log.replace(files.log.with_suffix(".log.1"))
+                log_size = 0
             on_event(part.name, f"starting at {part.address(files)}")
             child = process.start(command, log=files.log, record=files.record)
             try:
@@ -232,13 +235,19 @@ class LocalStack:
                 return
             if child.is_alive():
                 self._stop(part, files, child)
-                raise errors.start_timeout(part.name, part.address(files), part.startup_timeout_seconds, files.log)
+                raise StackError(
+                    f"{part.name} at {part.address(files)} did not answer within {part.startup_timeout_seconds:.0f} s.",
+                    why="The process was alive but never healthy; the machine may be overloaded.",
+                    state="The process was stopped again; its data is kept.",
+                    remedy=f"Read {files.log} and run `headrace up` again.",
+                    code="HR-409",
+                )
             files.record.unlink(missing_ok=True)
             output = process.tail(files.log, lines=1000, since=log_size)
             if attempt == STARTS or not any(PORT_LOST.search(line) for line in output):
                 # Stack frames are not the cause; the lines between them are.
                 cause = [line for line in output if not line.lstrip().startswith(("at ", "... "))]
-                raise errors.start_failed(part.name, files.log, cause[-12:])
+                raise errors.start_failed(part.name, files.log, cause)
             on_event(part.name, "its port was taken in the meantime: choosing another")
 
     def _stop_all(self, on_event: OnEvent, parts: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -256,7 +265,13 @@ class LocalStack:
 
     def _stop(self, part: LocalService, files: PartFiles, running: process.Process) -> None:
         if not running.stop(stop_signal=part.stop_signal):
-            raise errors.stop_failed(part.name, running.pid)
+            raise StackError(
+                f"{part.name} (pid {running.pid}) does not stop.",
+                why="It ignored SIGTERM and SIGKILL: it hangs in the kernel, or belongs to another user.",
+                state="Its data is kept.",
+                remedy=f"Look at it with `ps -fp {running.pid}`, then run `headrace down` again.",
+                code="HR-410",
+            )
         files.record.unlink(missing_ok=True)
 
     def _finish_wipes(self) -> None:
@@ -276,12 +291,6 @@ class LocalStack:
             log=files.log,
             data_bytes=_size(files.data),
         )
-
-
-def _rotate_log(log: Path) -> None:
-    """Rotate the log of a part when it is too large. One older log is kept."""
-    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
-        log.replace(log.with_suffix(".log.1"))
 
 
 def _size(folder: Path) -> int:

@@ -6,17 +6,15 @@ no file of its settings is read, and everything is in the part's own folder. On 
 
 import os
 import shutil
-import signal
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pymysql
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StackError
 from headrace.flow.target import Database
 from headrace.stack import errors, ports
-from headrace.stack.part import PartFiles, StartContext
+from headrace.stack.part import LocalService, PartFiles, StartContext, run_program
 from headrace.stack.unprivileged import make_data_folder, read_password, unprivileged_prefix, write_new_password
 
 FIRST_PORTS = {"mariadb": 3306}
@@ -78,15 +76,12 @@ GRANT ALL PRIVILEGES ON *.* TO '{ROLE}'@'{ports.LOOPBACK}' WITH GRANT OPTION;
 
 
 @dataclass(frozen=True)
-class MariaDbPart:
+class MariaDbPart(LocalService):
     """The database as a part of the local stack."""
 
     name: str = "mariadb"
-    jar_configurations: tuple[str, ...] = ()
-    depends_on: tuple[str, ...] = ()
     # A second on two idle cores; a minute and a half is for a laptop that recovers after a crash.
     startup_timeout_seconds: float = 90.0
-    stop_signal: signal.Signals = signal.SIGTERM
 
     def prepare(self, files: PartFiles, context: StartContext) -> list[str]:
         """Choose a port, write the settings, create the data folder if it is new, return the command."""
@@ -94,22 +89,15 @@ class MariaDbPart:
         if not (files.data / COMPLETE_MARKER).is_file():
             _create_data_folder(files, server, user)
         read_password(files)
-        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
+        chosen_ports = ports.choose_ports(files.ports, self.name, FIRST_PORTS)
         settings = files.folder / "mariadb.cnf"
         settings.write_text(SETTINGS.format(data=files.data.resolve(), port=chosen_ports["mariadb"]))
         # The server refuses options that it does not know. This one is only of use to a replica, and takes any text.
         return [*user, str(server), f"--defaults-file={settings.resolve()}", f"--report-user={files.process_marker}"]
 
-    def address(self, files: PartFiles) -> str:
-        """Return host and port, or an empty string before the first start."""
-        port = ports.previous_ports(files.folder / "ports.json").get("mariadb")
-        return f"{ports.LOOPBACK}:{port}" if port else ""
-
-    def healthy(self, files: PartFiles) -> bool:
+    def answers(self, files: PartFiles) -> bool:
         """Whether the server of this data folder answers a query."""
-        port = ports.previous_ports(files.folder / "ports.json").get("mariadb")
-        if port is None or ports.is_free(port):
-            return False
+        port = self.port(files) or FIRST_PORTS["mariadb"]
         try:
             secret = read_password(files).reveal()
             with (
@@ -127,7 +115,7 @@ class MariaDbPart:
 
 def database(files: PartFiles) -> Database:
     """Return the connection of a local server. Raises HR-414 when its password is lost."""
-    port = ports.previous_ports(files.folder / "ports.json").get("mariadb", FIRST_PORTS["mariadb"])
+    port = MariaDbPart().port(files) or FIRST_PORTS["mariadb"]
     return Database(f"jdbc:mariadb://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, read_password(files))
 
 
@@ -136,7 +124,15 @@ def find_program(name: str) -> Path:
     search_path = os.pathsep.join((os.environ.get("PATH", ""), *FOLDERS))
     executable = shutil.which(name, path=search_path)
     if executable is None:
-        raise errors.no_mariadb(f"`{name}` on the PATH and in {', '.join(FOLDERS)}")
+        raise StackError(
+            "MariaDB is not installed on this machine.",
+            why="Its server comes with the system's packages, not with Headrace. "
+            f"Looked at: `{name}` on the PATH and in {', '.join(FOLDERS)}.",
+            state="Nothing was started and nothing was written.",
+            remedy="Install it: `apt-get install mariadb-server` on Debian and Ubuntu, `brew install mariadb` on "
+            "macOS.",
+            code="HR-416",
+        )
     return Path(executable)
 
 
@@ -145,7 +141,7 @@ def _create_data_folder(files: PartFiles, server: Path, user: list[str]) -> None
     installer = find_program("mariadb-install-db")
     forming = make_data_folder(files)
     secret = write_new_password(files)
-    output = _run_program(
+    _, output = run_program(
         [
             *user,
             str(installer),
@@ -161,14 +157,8 @@ def _create_data_folder(files: PartFiles, server: Path, user: list[str]) -> None
         raise errors.start_failed("The creation of MariaDB's data folder", forming, output)
     bootstrap = [*user, str(server), "--no-defaults", f"--datadir={forming.resolve()}", "--bootstrap"]
     accounts = "FLUSH PRIVILEGES;\n" + ACCOUNTS.format(password=secret.read_text().strip())
-    output = _run_program([*bootstrap, "--innodb-use-native-aio=off"], accounts)
+    _, output = run_program([*bootstrap, "--innodb-use-native-aio=off"], accounts)
     if not (forming / ROLE).is_dir():
         raise errors.start_failed("The creation of MariaDB's accounts", forming, output)
     (forming / COMPLETE_MARKER).touch()
     forming.replace(files.data)
-
-
-def _run_program(command: list[str], statements: str = "") -> list[str]:
-    """Run a MariaDB program and return the last lines of its output; the caller checks its result."""
-    completed = subprocess.run(command, input=statements, capture_output=True, text=True, check=False)  # noqa: S603
-    return (completed.stdout + completed.stderr).splitlines()[-10:]

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.stack import errors
+from headrace.errors import StackError
 
 LOOPBACK = "127.0.0.1"
 
@@ -47,7 +47,14 @@ def choose_ports(path: Path, part: str, first: Mapping[str, int]) -> dict[str, i
         candidates += range(start, start + REACH)
         port = next((port for port in candidates if port not in chosen_ports.values() and is_free(port)), None)
         if port is None:
-            raise errors.no_free_port(part, start, start + REACH - 1)
+            raise StackError(
+                f"No port is free for {part}: {start} to {start + REACH - 1} are all taken.",
+                why="Other programs, or other local stacks, listen on them.",
+                state="Nothing was started, and what was there is untouched.",
+                remedy="Stop one of them (`headrace down --home <folder>` for another stack) and run `headrace up` "
+                "again.",
+                code="HR-407",
+            )
         chosen_ports[purpose] = port
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(chosen_ports) + "\n")

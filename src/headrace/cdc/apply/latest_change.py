@@ -29,7 +29,6 @@ class ChangeCounts:
     | truncated   | the position of the last truncate, or None                                                   |
     | missing     | the number of keys whose last row has missing values                                         |
     | moved       | whether a row under a new key has missing values                                             |
-    | unreadable  | a column with a text that does not fit its type, or None                                     |
     | first, last | the minimum and maximum position                                                             |
     """
 
@@ -40,7 +39,6 @@ class ChangeCounts:
     truncated: str | None
     missing: int
     moved: bool
-    unreadable: str | None
     first: str | None
     last: str | None
 
@@ -92,8 +90,8 @@ def missing_value_error(into: TableWrite) -> DataError:
     )
 
 
-def count_changes(rows: DataFrame) -> ChangeCounts:
-    """Count reduced changes, in one job. It is the first job that computes them."""
+def count_changes(rows: DataFrame, into: TableWrite) -> ChangeCounts:
+    """Count reduced changes, in one job. It is the first job that computes them. Raises HR-540 for unreadable ones."""
     truncate, names = F.col("_op") == "t", ordered_key_columns(rows)
     keys = [F.col("_key")[name] for name in names]
     row = rows.agg(
@@ -103,17 +101,20 @@ def count_changes(rows: DataFrame) -> ChangeCounts:
         F.max(F.when(truncate, F.col("_position"))),
         F.count_if((F.size("_missing") > 0) & F.col("_op").isin("c", "u", "r")),
         F.max("_moved"),
-        F.max("_unreadable"),
         F.min("_position"),
         F.max("_position"),
+        F.max("_unreadable"),
         *(end for name, key in zip(names, keys, strict=True) for end in _key_min_max(rows, name, key)),
     ).first()
     assert row is not None  # noqa: S101 - an aggregate without a group has one row
+    *counts, unreadable = row[:9]
+    if unreadable is not None:
+        raise unreadable_value_error(into, unreadable)
     ends = row[9:]
     spans = {
         name: (ends[2 * n], ends[2 * n + 1]) for n, name in enumerate(names) if None not in ends[2 * n : 2 * n + 2]
     }
-    return ChangeCounts(spans, *row[:9])
+    return ChangeCounts(spans, *counts)
 
 
 def _key_min_max(rows: DataFrame, name: str, key: Column) -> tuple[Column, Column]:
@@ -130,7 +131,7 @@ def fill_missing_values(rows: DataFrame, changes: DataFrame) -> DataFrame:
     `_from` has the position of each filled value: the table may have a newer one. `_missing` lists the columns that no
     change of the batch contains: their values are in the table.
     """
-    names = rows.schema["_after"].dataType.fieldNames()  # type: ignore[attr-defined]
+    names = struct_fields(rows, "_after").names
     # A row that moved to this key without its values: earlier values in the batch belong to another row.
     lacking = rows.where((F.size("_missing") > 0) & F.col("_op").isin("c", "u", "r") & ~F.col("_moved")).select("_key")
     # An update never follows a delete, so the newest available value is never from before a delete.

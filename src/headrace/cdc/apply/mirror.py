@@ -16,7 +16,6 @@ from headrace.cdc.apply.latest_change import (
     fill_missing_values,
     latest_changes,
     missing_value_error,
-    unreadable_value_error,
 )
 from headrace.cdc.apply.replace_where import RecentChanges
 from headrace.cdc.apply.table import (
@@ -68,9 +67,7 @@ class Mirror:
             session_settings(changes.sparkSession, SMALL_BATCH_CONF),
             locally_checkpointed(latest_changes(changes)) as last,
         ):
-            counts = count_changes(last)
-            if counts.unreadable is not None:
-                raise unreadable_value_error(into, counts.unreadable)
+            counts = count_changes(last, into)
             if counts.first is None:
                 return
             key = struct_fields(last, "_key")
@@ -84,7 +81,7 @@ class Mirror:
             table = changes.sparkSession.read.format("delta").load(into.location)
             filled_changes = fill_moved_rows(changes, table)
             with locally_checkpointed(latest_changes(filled_changes)) as moved:
-                self._fill_and_merge(moved, count_changes(moved), filled_changes, into)
+                self._fill_and_merge(moved, count_changes(moved, into), filled_changes, into)
 
     def _fill_and_merge(self, last: DataFrame, counts: ChangeCounts, changes: DataFrame, into: TableWrite) -> None:
         if not counts.missing:

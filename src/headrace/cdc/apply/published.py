@@ -6,22 +6,17 @@ A reader that uses the versions in one version of this table reads every mirror 
 failed half-way has changed some tables and published nothing, so readers still use the earlier versions.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from headrace.clients.spark.delta_log import version
 from headrace.clients.spark.settings import session_settings
 from headrace.flow.run_cache import CachedFact
+from headrace.flow.sink import Batch
 from headrace.sinks.delta.sql import idempotent_write
-
-if TYPE_CHECKING:
-    from headrace.flow.sink import Batch
 
 _COLUMNS = "table string, path string, version bigint, batch bigint, cleaned timestamp"
 

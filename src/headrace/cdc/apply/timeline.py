@@ -14,9 +14,10 @@ One row per position of the log:
 | `_old`      | struct    | the stored row: `since`, `to`, `current`, `until`, `ended`; null if the table has none    |
 """
 
-from pyspark.sql import Column, DataFrame, Window, functions as F, types as T
+from pyspark.sql import Column, DataFrame, Window, functions as F
 
 from headrace.cdc.apply.latest_change import with_unreadable_column
+from headrace.cdc.apply.table import struct_fields
 
 # At one position of the log: snapshot rows first, then deletes, then new versions.
 SNAPSHOT, END, VERSION = 0, 1, 2
@@ -87,9 +88,8 @@ def resolve_versions(timeline: DataFrame) -> DataFrame:
             "_holds": is_version() & alone & stored,
         }
     )
-    after = timeline.schema["_after"].dataType
-    assert isinstance(after, T.StructType)  # noqa: S101 - the frame of changes says so
-    values = [_newest_value(name, placed).over(so_far)["value"].alias(name) for name in after.names]
+    names = struct_fields(timeline, "_after").names
+    values = [_newest_value(name, placed).over(so_far)["value"].alias(name) for name in names]
     return _with_validity(placed.withColumn("_values", F.when(is_version(), F.struct(*values))))
 
 

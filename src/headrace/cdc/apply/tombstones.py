@@ -85,7 +85,7 @@ def cache_index(session: SparkSession, into: TableWrite, index: TombstoneIndex) 
 
 def drop_deleted_keys(rows: DataFrame, into: TableWrite, within: Column) -> DataFrame:
     """Return the changes that are not older than a tombstone of their key."""
-    names = rows.schema["_key"].dataType.fieldNames()  # type: ignore[attr-defined]
+    names = struct_fields(rows, "_key").names
     of_keys = read(rows.sparkSession, into).alias("old").where(~F.col(EVERY_KEY) & within)
     last = of_keys.groupBy(F.struct(*(column_named(name) for name in names)).alias("_key")).agg(
         F.max(POSITION).alias("deleted_at")

@@ -55,8 +55,7 @@ def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Itera
     later batch.
     """
     session = rows.sparkSession
-    previous_batch = _previous_pending_batch(session, location, batch)
-    pending = _read_pending_changes(session, location, batch, previous_batch)
+    pending, previous_batch = _pending_changes(session, location, batch)
     applied = [] if pending is None else _applied_transaction_ids(pending)
     with persisted(rows if pending is None else rows.unionByName(pending.drop(BATCH, _QUERY, _APPLIED))) as cached:
         change_counts, ends = _count_changes(cached), _transaction_ends(cached)
@@ -119,20 +118,15 @@ def _change_count() -> Column:
     return (F.col("event_count") - F.coalesce(counted, F.lit(0))).alias("changes")
 
 
-def _previous_pending_batch(session: SparkSession, location: str, batch: Batch) -> int | None:
-    """Return the last batch before this one that stored pending changes."""
+def _pending_changes(session: SparkSession, location: str, batch: Batch) -> tuple[DataFrame | None, int]:
+    """Return the changes that an earlier batch left pending, and the last batch before this one that stored any."""
     if version(session, location) < 0:
-        return None
-    is_own = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) < batch.id)
-    row = session.read.format("delta").load(location).where(is_own).agg(F.max(BATCH)).first()
-    return None if row is None else row[0]
-
-
-def _read_pending_changes(session: SparkSession, location: str, batch: Batch, before: int | None) -> DataFrame | None:
-    if before is None:
-        return None
-    is_own = (F.col(_QUERY) == batch.query_id) & (F.col(BATCH) == before)
-    return session.read.format("delta").load(location).where(is_own)
+        return None, 0
+    own = session.read.format("delta").load(location).where(F.col(_QUERY) == batch.query_id)
+    row = own.where(F.col(BATCH) < batch.id).agg(F.max(BATCH)).first()
+    if row is None or row[0] is None:
+        return None, 0
+    return own.where(F.col(BATCH) == row[0]), row[0]
 
 
 def _applied_transaction_ids(pending: DataFrame) -> list[str]:
@@ -141,13 +135,13 @@ def _applied_transaction_ids(pending: DataFrame) -> list[str]:
 
 
 def _write_pending(
-    session: SparkSession, pending: DataFrame, applied: Sequence[str], location: str, batch: Batch, before: int | None
+    session: SparkSession, pending: DataFrame, applied: Sequence[str], location: str, batch: Batch, before: int
 ) -> None:
     """Write the pending changes, and delete those that neither this batch nor a retry of it needs."""
     mark = {BATCH: F.lit(batch.id).cast("long"), _QUERY: F.lit(batch.query_id)}
     rows = pending.withColumns(mark | {_APPLIED: F.lit(None).cast("array<string>")})
     ids = session.createDataFrame([(list(applied),)], f"{_APPLIED} array<string>").withColumns(mark)
-    old = f"{_QUERY} <> {string_literal(batch.query_id)} OR {BATCH} >= {batch.id} OR {BATCH} < {before or 0}"
+    old = f"{_QUERY} <> {string_literal(batch.query_id)} OR {BATCH} >= {batch.id} OR {BATCH} < {before}"
     written = rows.unionByName(ids, allowMissingColumns=True).coalesce(1).write.format("delta").mode("overwrite")
     if version(session, location) >= 0:
         written = written.option("replaceWhere", old)

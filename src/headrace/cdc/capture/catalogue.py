@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable
 from itertools import groupby
 
+from psycopg import Connection
+
 from headrace.cdc.capture.declaration import TableSelection
 from headrace.cdc.capture.source_table import Family, SourceColumn, SourceTable
 from headrace.clients import mysql, postgres
@@ -106,7 +108,12 @@ def position_now(database: Database) -> str:
             )
         return binlog_position(*place)
     with postgres.session(database) as connection:
-        lsn = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+        return wal_position(connection)
+
+
+def wal_position(connection: Connection) -> str:
+    """Return the current log position of Postgres."""
+    lsn = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
     return lsn_position(int(lsn[0]) if lsn else 0)
 
 

@@ -17,7 +17,7 @@ from headrace.cdc.capture.connector import connector_config
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.health import check_capture, failed_connector_error
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.capture.topics import delete_topics, old_records_error, written_topics
+from headrace.cdc.capture.topics import delete_topics, old_records_error, poll_until, written_topics
 from headrace.clients import mysql, postgres
 from headrace.clients.kafka import list_topics
 from headrace.clients.kafka_connect import ConnectClient
@@ -139,11 +139,9 @@ def delete_capture(
         connect.put_stopped(capture.connector, _connector_settings(capture, database, worker))
     if exists or topics:
         connect.stop(capture.connector)
-        deadline = time.monotonic() + START_SECONDS
-        while (status := connect.status(capture.connector)) and status.state != "STOPPED":
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.2)  # Kafka Connect gives no event when a connector has stopped
+        poll_until(
+            lambda: (status := connect.status(capture.connector)) is None or status.state == "STOPPED", START_SECONDS
+        )
         connect.delete_position(capture.connector)
         connect.delete(capture.connector)
     if database_family(database) == "postgres":
@@ -206,14 +204,10 @@ def _require_change_log(capture: Capture, database: Database) -> None:
         _require_binlog(database)
         return
     with postgres.session(database) as connection:
-        _require_logical(connection)
-    _require_identities(_publication_tables(capture, database))
-
-
-def _require_logical(connection: Connection) -> None:
-    row = connection.execute("SELECT current_setting('wal_level')").fetchone()
+        row = connection.execute("SELECT current_setting('wal_level')").fetchone()
     if row is None or row[0] != "logical":
         raise _log_not_enabled_error(f"Its wal_level is {row[0] if row else 'unknown'}", "Set `wal_level = logical`")
+    _require_identities(_publication_tables(capture, database))
 
 
 def _require_binlog(database: Database) -> None:
@@ -322,14 +316,8 @@ def _publish(connection: Connection, capture: Capture, tables: Sequence[SourceTa
 
 def _drop_slot(connection: Connection, capture: Capture) -> None:
     """Drop the slot when the server has noticed that its reader has disconnected."""
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        row = connection.execute(
-            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", (capture.slot,)
-        ).fetchone()
-        if row is None:
-            return
-        if not row[0] or time.monotonic() > deadline:
-            connection.execute("SELECT pg_drop_replication_slot(%s)", (capture.slot,))
-            return
-        time.sleep(0.2)  # the server gives no event when a reader disconnects
+    slot = "FROM pg_replication_slots WHERE slot_name = %s"
+    poll_until(
+        lambda: connection.execute(f"SELECT 1 {slot} AND active", (capture.slot,)).fetchone() is None, START_SECONDS
+    )
+    connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {slot}", (capture.slot,))

@@ -31,72 +31,66 @@ _OFTEN_SECONDS, _SELDOM_SECONDS = 1.0, 60.0
 
 
 class CaptureMonitor:
-    """The watch of one run of a flow. `check_now` before it, `start` when it runs, `close` when it has ended."""
+    """The watch of one run of a flow. `check` before it, `start` when it runs, `stop` when it has ended."""
 
     def __init__(
-        self, flow: str, captures: Sequence[Capture], target: Target, on_event: Callable[[str, HeadraceError], None]
+        self, flow: str, captures: Sequence[Capture], target: Target, on_problem: Callable[[str, HeadraceError], None]
     ) -> None:
-        self._flow, self._target, self._on_event = flow, target, on_event
+        self._flow, self._target, self._on_problem = flow, target, on_problem
         self._captures = tuple(captures) if target.connect is not None else ()
         self._unhealthy: dict[Capture, str] = {}
         self._log_warned: set[Capture] = set()
-        self._closed = threading.Event()
+        self._stopped = threading.Event()
 
-    def check_now(self) -> None:
+    def check(self) -> None:
         """Check once. Raises HR-522."""
         for capture in self._captures:
-            self._check(capture)
+            self._check_capture(capture)
 
-    def start(self, end: Callable[[HeadraceError], None]) -> None:
-        """Check periodically on a separate thread, which calls `end` once with HR-522."""
+    def start(self, on_gap: Callable[[HeadraceError], None]) -> None:
+        """Check periodically on a separate thread, which calls `on_gap` once with HR-522."""
         if self._captures:
-            threading.Thread(target=self._watch, args=(end,), name=f"capture-{self._flow}", daemon=True).start()
+            threading.Thread(target=self._watch, args=(on_gap,), name=f"capture-{self._flow}", daemon=True).start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop the watch. Returns immediately; a check in progress has no effect."""
-        self._closed.set()
+        self._stopped.set()
 
-    def _watch(self, end: Callable[[HeadraceError], None]) -> None:
+    def _watch(self, on_gap: Callable[[HeadraceError], None]) -> None:
         heartbeat = min(Duration.parse(capture.heartbeat).seconds for capture in self._captures)
-        while not self._closed.wait(min(max(heartbeat, _OFTEN_SECONDS), _SELDOM_SECONDS)):
+        while not self._stopped.wait(min(max(heartbeat, _OFTEN_SECONDS), _SELDOM_SECONDS)):
             try:
-                self.check_now()
+                self.check()
             except HeadraceError as error:
-                if not self._closed.is_set():
-                    end(error)
+                if not self._stopped.is_set():
+                    on_gap(error)
                 return
 
-    def _check(self, capture: Capture) -> None:
+    def _check_capture(self, capture: Capture) -> None:
         try:
             try:
-                self._check_once(capture)
+                self._check_capture_once(capture)
             except CaptureGap:
                 # A capture that is being restarted has its new position before it has a slot.
-                self._check_once(capture)
+                self._check_capture_once(capture)
         except CaptureGap as gap:
-            raise self._flow_stopped_error(gap) from gap
+            what = f"Flow '{self._flow}' has stopped. {gap.what}"
+            raise CaptureGap(what, why=gap.why, state=gap.state, remedy=gap.remedy) from gap
         except HeadraceError as error:
-            self._report(capture, error)
+            if self._unhealthy.get(capture) != error.code and not self._stopped.is_set():
+                self._unhealthy[capture] = error.code
+                self._on_problem(capture.prefix, error)
         else:
             self._unhealthy.pop(capture, None)
 
-    def _check_once(self, capture: Capture) -> None:
+    def _check_capture_once(self, capture: Capture) -> None:
         assert self._target.connect is not None  # noqa: S101 - without it there is no capture to watch
         client = ConnectClient(self._target.connect.url, quick=True)
         progress = check_capture(capture, database_of(self._target, capture.database), client, running=False)
         # Before the connector is checked: log is retained mostly while it does not run.
         if not progress.warning:
             self._log_warned.discard(capture)
-        elif capture not in self._log_warned and not self._closed.is_set():
+        elif capture not in self._log_warned and not self._stopped.is_set():
             self._log_warned.add(capture)
-            self._on_event(capture.prefix, retained_log_error(capture, progress.warning))
+            self._on_problem(capture.prefix, retained_log_error(capture, progress.warning))
         require_running(capture, client)
-
-    def _report(self, capture: Capture, error: HeadraceError) -> None:
-        if self._unhealthy.get(capture) != error.code and not self._closed.is_set():
-            self._unhealthy[capture] = error.code
-            self._on_event(capture.prefix, error)
-
-    def _flow_stopped_error(self, gap: CaptureGap) -> CaptureGap:
-        what = f"Flow '{self._flow}' has stopped. {gap.what}"
-        return CaptureGap(what, why=gap.why, state=gap.state, remedy=gap.remedy)

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from pymysql.cursors import Cursor, SSCursor
 
-from headrace.cdc.capture.catalogue import binlog_position, database_family, lsn_position
+from headrace.cdc.capture.catalogue import binlog_position, database_family, wal_position
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.clients import mysql, postgres
 from headrace.clients.sql import quote_name
@@ -58,8 +58,7 @@ def open_snapshot(database: Database) -> Iterator[SourceSnapshot]:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         with connection.transaction():
-            row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
-            yield _Postgres(lsn_position(int(row[0]) if row else 0), connection)
+            yield _Postgres(wal_position(connection), connection)
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,6 @@ class TableSnapshot:
         """Read the recorded batches, which Delta then keeps with this version for the next commit."""
         self._state.transactions()
 
-    def last_recorded(self, app_id: str) -> int:
-        """Return the last recorded batch of a txnAppId, or -1."""
-        recorded = self._state.transactions().get(app_id)
-        return int(recorded.get()) if recorded.isDefined() else -1
-
 
 def snapshot(session: SparkSession, location: str) -> TableSnapshot:
     """Return the newest version of a table."""
@@ -118,7 +113,8 @@ def last_recorded(session: SparkSession, location: str, app_id: str) -> int:
 
     For the only writer of the table: it does not look for commits of other processes.
     """
-    return TableSnapshot(_delta_log(session, location).unsafeVolatileSnapshot()).last_recorded(app_id)
+    recorded = _delta_log(session, location).unsafeVolatileSnapshot().transactions().get(app_id)
+    return int(recorded.get()) if recorded.isDefined() else -1
 
 
 def is_table(location: str, session: SparkSession | None = None) -> bool:

@@ -41,8 +41,8 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
 from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.session import flow_session
-from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sinks.fan_out import FanOut
 from headrace.spark_plan.windows import NotAWindowedAggregation, WindowResults
 

@@ -17,9 +17,9 @@ from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.rules import Rule
 from headrace.flow.source import AutoBatchSize
 from headrace.patterns.schema import required
-from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.policy import TablePolicy
 from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sources.delta.bronze import BronzeSource
 from headrace.sources.delta.source import DeltaSource
 from headrace.sources.kafka.source import KafkaSource

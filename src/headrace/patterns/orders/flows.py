@@ -18,7 +18,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
 from headrace.patterns.schema import required
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sources.kafka.source import KafkaSource
 from headrace.transforms.windows import tumbling, window_bounds
 

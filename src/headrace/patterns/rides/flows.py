@@ -17,7 +17,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Every, OutputMode, Trigger, Watermark
 from headrace.flow.source import AutoBatchSize
 from headrace.sinks.console import Console
-from headrace.sinks.delta.append import DeltaAppend
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.sinks.fan_out import FanOut, Filtered
 from headrace.sinks.files import FileSink
 from headrace.sinks.kafka.topic import KafkaSink

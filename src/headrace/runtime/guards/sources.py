@@ -211,10 +211,10 @@ class CaptureGuard(Guard):
     def check(self) -> None:
         """Check once. Raises HR-522."""
         for watch in self._watches:
-            watch.check_now()
+            watch.check()
 
     def on_end(self, error: HeadraceError | None) -> HeadraceError | None:
         """Stop checking. Returns immediately."""
         for watch in self._watches:
-            watch.close()
+            watch.stop()
         return error

@@ -1,7 +1,12 @@
 """The exactly-once decision: the last entry of a ledger, and whether a batch may be written after it."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any, Self
 
 from headrace.flow.sink import Batch
 
@@ -35,6 +40,21 @@ class LedgerEntry:
     rows: int = 0
     slots: int = 1
     staged: str = ""
+
+    def to_json(self, names: Sequence[str]) -> str:
+        """Return some of the fields as JSON."""
+        return json.dumps({name: getattr(self, name) for name in names})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, names: Sequence[str]) -> Self:
+        """Parse JSON with these fields; raise ValueError if it is not an entry."""
+        try:
+            stored = json.loads(text)
+            kinds = {field.name: int if field.type == "int" else str for field in fields(cls)}
+            values: dict[str, Any] = {name: kinds[name](stored[name]) for name in names}
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an entry: {text!r}") from error
 
 
 class RefusalReason(Enum):

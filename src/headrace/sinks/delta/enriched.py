@@ -15,7 +15,6 @@ from headrace.flow.run_cache import CachedFact, RunCache
 from headrace.flow.sink import Batch, HasPendingRows
 from headrace.flow.target import Target
 from headrace.sinks.delta.dimension import Dimension, DimensionCache, LoadedDimension, require_table_exists
-from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.delta.table import DeltaTableSink
 
 ENRICHED, VERSION = "enriched", "dimension_version"
@@ -63,12 +62,10 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
         super().preflight(target)
         require_table_exists(self.dimension, target)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Load the dimension, so that one that is too large or not as declared fails before the query starts."""
-        super().prepare(spark, target)
-        loaded = DimensionCache()
-        loaded.current(self.dimension, spark, target)
-        loaded.close()
+        super().prepare(spark, target, cache)
+        cache.get(DimensionCache, self.folder(target)).current(self.dimension, spark, target)
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Write the rows, and the waiting rows if the dimension has changed, in one commit that records the batch.
@@ -88,11 +85,8 @@ class DeltaEnriched(DeltaTableSink, HasPendingRows):
             rows = rows.unionByName(waiting.select(*(column_named(name) for name in rows.columns)))
         metadata = {"batch": batch.id, "query_id": batch.query_id, VERSION: loaded.version}
         writer = (
-            self._joined(rows, loaded)
-            .write.format("delta")
-            .options(**idempotent_options(batch.app_id, batch.id))
+            self.writer(self._joined(rows, loaded), batch)
             .option("userMetadata", json.dumps(metadata))
-            .options(**self.properties)
             .partitionBy(ENRICHED)
         )
         with session_settings(session, _REPLACE):

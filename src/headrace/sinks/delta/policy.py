@@ -82,18 +82,12 @@ class TablePolicy:
         """Compact small files, and vacuum old ones if it is time. Called by the sink after each batch."""
         self._maintenance.compact(session, location, cache)
         now = now or dt.datetime.now(dt.UTC)
-        cleaned = self._last_maintenance(session, location)
+        # Delta ignores names that begin with an underscore, also in VACUUM.
+        files, state = file_store(location, session), f"{location}/_headrace/maintenance.json"
+        text = files.read(state)
+        cleaned = dt.datetime.fromisoformat(json.loads(text)["cleaned"]) if text else None
         # A table that was never vacuumed has no old files.
         if cleaned is None or now - cleaned >= dt.timedelta(milliseconds=Duration.parse(self.clean_every).ms):
             if cleaned is not None:
                 self._maintenance.vacuum(session, [location])
-            file_store(location, session).write(_state_file(location), json.dumps({"cleaned": now.isoformat()}))
-
-    def _last_maintenance(self, session: SparkSession, location: str) -> dt.datetime | None:
-        text = file_store(location, session).read(_state_file(location))
-        return dt.datetime.fromisoformat(json.loads(text)["cleaned"]) if text else None
-
-
-def _state_file(location: str) -> str:
-    # Delta ignores names that begin with an underscore, also in VACUUM.
-    return f"{location}/_headrace/upkeep.json"
+            files.write(state, json.dumps({"cleaned": now.isoformat()}))

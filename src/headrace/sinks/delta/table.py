@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from headrace.clients.spark.delta_log import snapshot
 from headrace.flow.guarantee import Guarantee
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches, WritesFolder
 from headrace.flow.target import Target
 from headrace.sinks.delta.policy import TablePolicy
+from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.local_folder import require_writable
 
 # Marks a row that is deleted at its source, in tables that keep such rows.
@@ -60,10 +62,15 @@ class DeltaTableSink(WritesFolder, TracksBatches):
         """Check that a local folder is writable."""
         require_writable(target.table(self.path))
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Set the properties of an existing table. The first write creates a missing one."""
         if self.policy is not None:
             self.policy.apply(spark, self.folder(target))
+
+    def writer(self, rows: DataFrame, batch: Batch) -> DataFrameWriter:
+        """Return a writer whose commit also records the batch. It creates a missing table with its properties."""
+        options = {**idempotent_options(batch.app_id, batch.id), **self.properties}
+        return rows.write.format("delta").options(**options)
 
     @property
     def properties(self) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from headrace.sinks.jdbc.staging import (
     transaction_unfinished,
 )
 from headrace.sinks.jdbc.table import LONGEST_NAME_BYTES, JdbcColumn, PostgresTable, column_list
+from headrace.sinks.noop import compute
 
 _SCHEMA = "public"
 
@@ -121,7 +122,7 @@ class JdbcUpsert(BaseSink, TracksBatches):
             oid = table.oid(connection)
             if not Ledger(table).claim(connection, batch, table_exists=oid is not None):
                 # Compute the rows anyway: the query's state, watermark and metrics need all of them.
-                rows.write.format("noop").mode("overwrite").save()
+                compute(rows)
                 return
             if oid is None:
                 oid = table.create(connection, columns, self.key)

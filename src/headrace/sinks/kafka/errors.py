@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaError
 
-from headrace.errors import DataError, ProducerFenced, RecoveryError, ServiceUnavailable
+from headrace.errors import DataError, ProducerFenced, ServiceUnavailable
 from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import RefusalText
 from headrace.sinks.batch.ledger import RefusalReason
@@ -24,7 +24,7 @@ ALL_OR_NOTHING = "The rows are committed completely or not at all; the next atte
 NOT_COMMITTED = "Nothing of the transaction can be read by a reader of committed records."
 
 
-_LEDGER_MISSING = RefusalText(
+LEDGER_MISSING = RefusalText(
     "The ledger '{ledger}' of flow '{batch.flow}' does not say which batches are in the topic.",
     why="{why}",
     state="Nothing was written. It is unknown whether batch {batch.id} is in the topic.",
@@ -32,7 +32,7 @@ _LEDGER_MISSING = RefusalText(
     "sink before needs a new name too.",
     code="HR-308",
 )
-_STAGED_ROWS_DIFFER = RefusalText(
+STAGED_ROWS_DIFFER = RefusalText(
     "The outbox of flow '{batch.flow}' does not have the rows of batch {batch.id}.",
     why="{why}",
     state="Nothing was written in this attempt. Committed slots stay committed; the others do not have the batch.",
@@ -51,7 +51,7 @@ _OUT_OF_ORDER = RefusalText(
 # The fields are `batch`, `ledger`, `slot` of the attempt, and an entry: `last`, and the `number` of its slot.
 LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
     RefusalReason.NO_ENTRY: replace(
-        _LEDGER_MISSING, why="It has no record of this flow, and {batch.id} batches were written before."
+        LEDGER_MISSING, why="It has no record of this flow, and {batch.id} batches were written before."
     ),
     RefusalReason.OTHER_CHECKPOINT: RefusalText(
         "Flow '{batch.flow}' cannot write batch {batch.id}.",
@@ -86,19 +86,9 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
         code="HR-341",
     ),
     RefusalReason.OTHER_STAGED_ROWS: replace(
-        _STAGED_ROWS_DIFFER, why="Slot {number} was sent from {last.staged}, not {slot.staged}."
+        STAGED_ROWS_DIFFER, why="Slot {number} was sent from {last.staged}, not {slot.staged}."
     ),
 }
-
-
-def ledger_missing(batch: Batch, ledger: str, why: str) -> RecoveryError:
-    """Return HR-308: the ledger is missing or unreadable."""
-    return _LEDGER_MISSING.error(batch=batch, ledger=ledger, why=why)
-
-
-def staged_rows_differ(batch: Batch, why: str) -> RecoveryError:
-    """Return HR-342: the outbox does not contain the rows of a batch that was staged before."""
-    return _STAGED_ROWS_DIFFER.error(batch=batch, why=f"{why[:1].upper()}{why[1:].rstrip('.')}.")
 
 
 def producer_fenced(batch: Batch, problem: KafkaError) -> ProducerFenced:

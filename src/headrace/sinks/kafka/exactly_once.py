@@ -15,6 +15,7 @@ from headrace.clients.sql import column_named
 from headrace.clients.topic_watch import TopicWatch
 from headrace.errors import HeadraceError, ProducerFenced, RecoveryError, ServiceUnavailable, Terminal
 from headrace.flow.guarantee import Guarantee
+from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, CommittedBatches, TracksBatches
 from headrace.flow.target import Target
 from headrace.sinks.kafka import errors
@@ -69,7 +70,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
             )
         super().preflight(target)
 
-    def prepare(self, spark: SparkSession, target: Target) -> None:
+    def prepare(self, spark: SparkSession, target: Target, cache: RunCache) -> None:
         """Create a ledger that has an explicit name. The default one needs the flow's name; batch 0 creates it."""
         if self.ledger is not None:
             create_ledger(target, self.ledger)
@@ -124,9 +125,8 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
 
     def _records(self, rows: DataFrame) -> DataFrame:
         """Return the rows as records, with the sort columns as a struct `order`."""
-        if not self.order:
-            return as_records(rows, self.key)
-        return as_records(rows, self.key, F.struct(*(column_named(name) for name in self.order)).alias("order"))
+        order = [F.struct(*(column_named(name) for name in self.order)).alias("order")] if self.order else []
+        return as_records(rows, self.key, *order)
 
     def _ledger(self, flow: str) -> str:
         return self.ledger or f"headrace-ledger-{flow}"
@@ -158,7 +158,8 @@ def _require_all_pieces(
     would commit some of the rows and record the batch as complete.
     """
     received = 0
-    for chunk in _decode_pieces(pieces):
+    for piece in pieces:
+        chunk = pa.ipc.read_record_batch(pa.py_buffer(piece), _PIECE_SCHEMA)
         received += chunk.num_rows if counted == "rows" else 1
         yield chunk
     if received != expected:
@@ -201,11 +202,6 @@ def _single_partition_pieces(records: DataFrame) -> tuple[RDD[bytes], int]:
 def _arrow_pieces(records: DataFrame) -> RDD[bytes]:
     """Return the records as pieces, in the partitions of the DataFrame. They are computed while a task reads them."""
     return RDD(_java_pieces(records), records.sparkSession.sparkContext, NoOpSerializer())
-
-
-def _decode_pieces(pieces: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Decode pieces to record batches with the columns `key` and `value`. Called in the task that reads them."""
-    return (pa.ipc.read_record_batch(pa.py_buffer(piece), _PIECE_SCHEMA) for piece in pieces)
 
 
 def _java_pieces(records: DataFrame):  # type: ignore[no-untyped-def]  # an object of the JVM

@@ -4,7 +4,6 @@ A ledger is a compacted topic with one partition. A sink has one key per slot; t
 the last batch that the slot has committed. This module only reads the ledger.
 """
 
-import json
 import time
 from collections.abc import Collection, Mapping
 
@@ -21,6 +20,9 @@ _SETTINGS = {
     "segment.ms": "3600000",
 }
 
+# The fields of an entry in the value of a record, as JSON.
+ENTRY_FIELDS = ("query_id", "batch_id", "rows", "offsets", "slots", "staged")
+
 # How many offsets from the end are read first: a batch takes two per slot, its record and its commit marker.
 _FIRST_SPAN = 256
 _SPAN_GROWTH = 16
@@ -31,36 +33,6 @@ _OTHER_SINK_SECONDS = 10.0
 # How long it waits for a transaction of this sink, which may be committed already: the broker writes commit markers
 # after it has answered, within a second or two on a busy machine. After a crash the next driver waits this long.
 _MARKERS_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
-
-
-def encode_entry(entry: LedgerEntry) -> bytes:
-    """Return an entry as the value of a record."""
-    return json.dumps(
-        {
-            "query_id": entry.query_id,
-            "batch_id": entry.batch_id,
-            "rows": entry.rows,
-            "offsets": entry.offsets,
-            "slots": entry.slots,
-            "staged": entry.staged,
-        }
-    ).encode()
-
-
-def decode_entry(value: bytes) -> LedgerEntry:
-    """Parse the value of a record; raise ValueError if it is not an entry."""
-    try:
-        fields = json.loads(value)
-        return LedgerEntry(
-            query_id=str(fields["query_id"]),
-            batch_id=int(fields["batch_id"]),
-            rows=int(fields["rows"]),
-            offsets=str(fields["offsets"]),
-            slots=int(fields["slots"]),
-            staged=str(fields["staged"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not an entry: {value!r}") from error
 
 
 def slot_key(identity: str, slot: int) -> str:
@@ -74,7 +46,7 @@ def create_ledger(target: Target, topic: str) -> None:
 
 
 def last_entries(
-    target: Target, topic: str, identity: str, slots: Collection[int], patience: float
+    target: Target, topic: str, identity: str, slots: Collection[int], patience: float, *, end: int | None = None
 ) -> dict[int, LedgerEntry]:
     """Return the last committed entry of each slot of a sink that has one.
 
@@ -84,10 +56,25 @@ def last_entries(
     The result may contain other slots than `slots`; it contains all of them if an entry is missing, because the ledger
     is then read from its start.
 
-    Reads to the high watermark, not to the last stable offset: an open transaction of another sink would hide
-    committed records of this sink behind it. `patience` is how many seconds to wait for such a transaction to end.
+    Reads backwards from the offset `end`, by default the high watermark and not the last stable offset: an open
+    transaction of another sink would hide committed records of this sink behind it. `patience` is how many seconds to
+    wait for such a transaction to end.
     """
-    return _entries_before(target, topic, identity, slots, patience=patience)
+    low, high = log_bounds(target, TopicPartition(topic, 0))
+    high = high if end is None else end
+    consumer = new_consumer(target)
+    values: dict[int, bytes] = {}
+    try:
+        span, start = _FIRST_SPAN, high
+        # From the end backwards, in growing steps: the entries are near the end, and the topic may be long.
+        while start > low and not values.keys() >= set(slots):
+            start, until = max(low, high - span), start
+            consumer.assign([TopicPartition(topic, 0, start)])
+            values = {**_last_values(consumer, identity, until, patience), **values}
+            span *= _SPAN_GROWTH
+    finally:
+        consumer.close()
+    return {slot: LedgerEntry.from_json(value, ENTRY_FIELDS) for slot, value in values.items()}
 
 
 def committed_entries(target: Target, topic: str, identity: str, slots: Collection[int]) -> dict[int, LedgerEntry]:
@@ -108,7 +95,7 @@ def committed_entries(target: Target, topic: str, identity: str, slots: Collecti
                 break
             time.sleep(_PAUSE_SECONDS)
         end = None if pending is None or _slot_of(pending.key(), identity) is None else pending.offset()
-        return _entries_before(target, topic, identity, slots, end=end, patience=_OTHER_SINK_SECONDS)
+        return last_entries(target, topic, identity, slots, _OTHER_SINK_SECONDS, end=end)
     except KafkaException as error:
         problem: KafkaError = error.args[0]
         if problem.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
@@ -124,27 +111,6 @@ def last_complete_batches(entries: Mapping[int, LedgerEntry], slots: int) -> dic
         if len(batch_ids) == slots:
             complete[query_id] = min(batch_ids)
     return complete
-
-
-def _entries_before(
-    target: Target, topic: str, identity: str, slots: Collection[int], *, patience: float, end: int | None = None
-) -> dict[int, LedgerEntry]:
-    """Read a ledger backwards from an offset, by default its high watermark, until every slot has an entry."""
-    low, high = log_bounds(target, TopicPartition(topic, 0))
-    high = high if end is None else end
-    consumer = new_consumer(target)
-    values: dict[int, bytes] = {}
-    try:
-        span, start = _FIRST_SPAN, high
-        # From the end backwards, in growing steps: the entries are near the end, and the topic may be long.
-        while start > low and not values.keys() >= set(slots):
-            start, until = max(low, high - span), start
-            consumer.assign([TopicPartition(topic, 0, start)])
-            values = {**_last_values(consumer, identity, until, patience), **values}
-            span *= _SPAN_GROWTH
-    finally:
-        consumer.close()
-    return {slot: decode_entry(value) for slot, value in values.items()}
 
 
 def _last_values(consumer: Consumer, identity: str, until: int, patience: float) -> dict[int, bytes]:

@@ -49,28 +49,9 @@ class Outbox:
         `records` has the columns `key`, `value` and, if the rows of a key are sorted, `order`. They are not computed
         if the batch is already staged.
         """
-        return self._read_record() or self._stage(records)
-
-    def rows(self, staged: StagedBatch, slot: int) -> DataFrame:
-        """Return the records of a slot as `key` and `value`, in one partition and in staging order."""
-        stored = self._session.read.schema("position long, key binary, value binary").parquet(
-            f"{self._folder(staged.attempt)}/slot={slot}"
-        )
-        return stored.coalesce(1).sortWithinPartitions("position").select("key", "value")
-
-    def delete_other_batches(self) -> None:
-        """Delete all other batches. Called when the ledger contains every slot of the earlier batches.
-
-        Batch records are deleted last: if this is interrupted, the next call still finds the remaining rows.
-        """
-        for name in self._files.names(f"{self.location}/rows"):
-            if not name.startswith(f"{self._name}-"):
-                _delete_folder(self._session, f"{self.location}/rows/{name}")
-        for name in self._files.names(f"{self.location}/batches"):
-            if name != self._name:
-                self._files.delete(f"{self.location}/batches/{name}")
-
-    def _stage(self, records: DataFrame) -> StagedBatch:
+        staged = self._read_record()
+        if staged is not None:
+            return staged
         attempt = uuid.uuid4().hex
         slot = F.pmod(F.xxhash64(F.coalesce("key", "value")), F.lit(self._slots)).cast("int")
         rows = records.withColumn("slot", slot)
@@ -90,8 +71,29 @@ class Outbox:
         created = self._files.create(self._record, json.dumps({"attempt": attempt, "rows": counts}))
         staged = self._read_record()
         if staged is None or (created and staged.attempt != attempt):
-            raise errors.staged_rows_differ(self._batch, f"{self._record} was created and does not exist")
+            why = f"{self._record} was created and does not exist."
+            raise errors.STAGED_ROWS_DIFFER.error(batch=self._batch, why=why)
         return staged
+
+    def rows(self, staged: StagedBatch, slot: int) -> DataFrame:
+        """Return the records of a slot as `key` and `value`, in one partition and in staging order."""
+        stored = self._session.read.schema("position long, key binary, value binary").parquet(
+            f"{self._folder(staged.attempt)}/slot={slot}"
+        )
+        return stored.coalesce(1).sortWithinPartitions("position").select("key", "value")
+
+    def delete_other_batches(self) -> None:
+        """Delete all other batches. Called when the ledger contains every slot of the earlier batches.
+
+        Batch records are deleted last: if this is interrupted, the next call still finds the remaining rows.
+        """
+        for name in self._files.names(f"{self.location}/rows"):
+            if not name.startswith(f"{self._name}-"):
+                path, filesystem = hadoop_path(self._session, f"{self.location}/rows/{name}")
+                filesystem.delete(path, True)
+        for name in self._files.names(f"{self.location}/batches"):
+            if name != self._name:
+                self._files.delete(f"{self.location}/batches/{name}")
 
     def _read_record(self) -> StagedBatch | None:
         text = self._files.read(self._record)
@@ -101,7 +103,8 @@ class Outbox:
             fields = json.loads(text)
             return StagedBatch(fields["attempt"], {int(slot): rows for slot, rows in fields["rows"].items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise errors.staged_rows_differ(self._batch, f"{self._record} holds {text[:80]!r}") from error
+            why = f"{self._record} holds {text[:80]!r}."
+            raise errors.STAGED_ROWS_DIFFER.error(batch=self._batch, why=why) from error
 
     @property
     def _record(self) -> str:
@@ -109,8 +112,3 @@ class Outbox:
 
     def _folder(self, attempt: str) -> str:
         return f"{self.location}/rows/{self._name}-{attempt}"
-
-
-def _delete_folder(session: SparkSession, folder: str) -> None:
-    path, filesystem = hadoop_path(session, folder)
-    filesystem.delete(path, True)

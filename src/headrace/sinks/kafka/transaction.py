@@ -18,7 +18,7 @@ from headrace.flow.sink import Batch
 from headrace.sinks.batch.errors import must_write
 from headrace.sinks.batch.ledger import LedgerEntry, decide
 from headrace.sinks.kafka import errors
-from headrace.sinks.kafka.ledger import encode_entry, last_entries, slot_key
+from headrace.sinks.kafka.ledger import ENTRY_FIELDS, last_entries, slot_key
 
 # The open transaction of a dead driver blocks every read_committed reader until it times out or the driver restarts, so
 # not too long; all rows of a batch are sent within it, so not too short. Brokers allow at most 15 minutes.
@@ -159,12 +159,14 @@ def _open_slots(slots: Sequence[TransactionSlot]) -> tuple[Producer, dict[int, L
                 batch.target, first.ledger, first.identity, range(first.slots), _LEDGER_SECONDS
             )
         except ValueError as error:
-            raise errors.ledger_missing(batch, first.ledger, f"Its last record cannot be read: {error}.") from error
+            why = f"Its last record cannot be read: {error}."
+            raise errors.LEDGER_MISSING.error(batch=batch, ledger=first.ledger, why=why) from error
         except KafkaException as error:
             problem: KafkaError = error.args[0]
             # Except for batch 0: its ledger was just created, and not every broker may know it yet.
             if problem.code() in errors.NO_TOPIC and batch.id > 0:
-                raise errors.ledger_missing(batch, first.ledger, "The topic is not there.") from error
+                why = "The topic is not there."
+                raise errors.LEDGER_MISSING.error(batch=batch, ledger=first.ledger, why=why) from error
             if problem.code() in errors.FENCED:
                 raise errors.producer_fenced(batch, problem) from error
             if problem.code() in errors.REFUSED:
@@ -206,7 +208,7 @@ def _send(producer: Producer, slot: TransactionSlot, chunks: Iterable[pa.RecordB
         sent += chunk.num_rows
         _serve(producer.poll, 0)
         reports.check()
-    _produce(producer, reports, topic=slot.ledger, key=slot.key, value=encode_entry(slot.entry(sent)))
+    _produce(producer, reports, topic=slot.ledger, key=slot.key, value=slot.entry(sent).to_json(ENTRY_FIELDS))
     _flush(producer, reports)
     return sent
 

@@ -1,4 +1,4 @@
-"""Append each batch to a Delta table."""
+"""Append each batch to a Delta table, or replace the table with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from pyspark.sql import DataFrame
 
 from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
-from headrace.sinks.delta.sql import idempotent_options
 from headrace.sinks.delta.table import DeltaTableSink
 
 
@@ -21,14 +20,8 @@ class DeltaAppend(DeltaTableSink):
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Append the rows in one commit that also records the batch."""
-        (
-            rows.write.format("delta")
-            .mode("append")
-            .options(**idempotent_options(batch.app_id, batch.id))
-            .options(**self.properties)
-            .partitionBy(*self.partition_by)
-            .save(batch.target.table(self.path))
-        )
+        writer = self.writer(rows, batch).mode("append").partitionBy(*self.partition_by)
+        writer.save(self.folder(batch.target))
         self.run_maintenance(rows.sparkSession, batch)
 
     def replace(self, rows: DataFrame, where: str, batch: Batch) -> None:
@@ -36,11 +29,20 @@ class DeltaAppend(DeltaTableSink):
 
         Called by repairs, while the flow is stopped. All new rows have to meet the condition.
         """
-        (
-            rows.write.format("delta")
-            .mode("overwrite")
-            .option("replaceWhere", where)
-            .options(**idempotent_options(batch.app_id, batch.id))
-            .partitionBy(*self.partition_by)
-            .save(batch.target.table(self.path))
-        )
+        writer = self.writer(rows, batch).mode("overwrite").option("replaceWhere", where)
+        writer.partitionBy(*self.partition_by).save(self.folder(batch.target))
+
+
+@dataclass(frozen=True)
+class DeltaOverwrite(DeltaTableSink):
+    """Replace the table with each micro-batch, which in complete mode is the full result.
+
+    Exactly once, on the conditions of `DeltaTableSink`.
+    """
+
+    output_modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.COMPLETE})
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        """Replace all rows in one commit that also records the batch."""
+        self.writer(rows, batch).mode("overwrite").save(self.folder(batch.target))
+        self.run_maintenance(rows.sparkSession, batch)
