@@ -19,7 +19,7 @@ from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import PRODUCT, EnrichmentSettings, flows
-from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseGenerator, PurchaseTraffic
+from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseTraffic
 from headrace.sources.kafka.source import KafkaSource
 from systems.past_traffic import NOW
 
@@ -61,7 +61,7 @@ def send_before_the_kill(target: Target) -> None:
 
 def traffic_for(settings: EnrichmentSettings) -> PurchaseTraffic:
     shares = PurchaseTraffic(rate=4, late=0.02, duplicates=0.02, malformed=0.02, seed=11)
-    return replace(shares, purchases_topic=settings.topic, products_topic=settings.products_topic)
+    return replace(shares, topic=settings.topic, products_topic=settings.products_topic)
 
 
 class Until:
@@ -78,7 +78,7 @@ class Until:
 
 
 def send_purchases(target: Target, settings: EnrichmentSettings, first: int, last: int) -> int:
-    records = PurchaseGenerator(traffic_for(settings))
+    records = traffic_for(settings)
     return generate(Until(records, first, last), target, topic=settings.topic).records
 
 

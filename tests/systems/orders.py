@@ -20,7 +20,7 @@ from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.patterns.orders import model
 from headrace.patterns.orders.flows import NAMES, Join, OrderSettings, flows
-from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from headrace.patterns.orders.generator import OrderTraffic
 from model_examples import JOINS, daily_rows
 from systems.past_traffic import NOW, Past
 
@@ -60,20 +60,15 @@ def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -
     """Make the topics, send the records of some hours, and return how many there are."""
     create_topics(target.kafka, dict.fromkeys(settings.topics, 2))
     traffic = OrderTraffic(
-        rate,
-        late=0.05,
-        malformed=0.01,
-        seed=11,
-        orders_topic=settings.orders_topic,
-        payments_topic=settings.payments_topic,
+        rate, late=0.05, malformed=0.01, seed=11, topic=settings.orders_topic, payments_topic=settings.payments_topic
     )
-    return generate(Past(OrderGenerator(traffic), hours), target).records
+    return generate(Past(traffic, hours), target).records
 
 
 def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
     """Return, by input, the watermark of its newest good record."""
-    orders = [model.parse_order(record) for record in read_records(target, settings.orders_topic)]
-    payments = [model.parse_payment(record) for record in read_records(target, settings.payments_topic)]
+    orders = [model.ORDER.parse(record) for record in read_records(target, settings.orders_topic)]
+    payments = [model.PAYMENT.parse(record) for record in read_records(target, settings.payments_topic)]
     return {
         "orders": max(order.order_time for order in orders if isinstance(order, model.Order)) - delay_ms,
         "payments": max(payment.pay_time for payment in payments if isinstance(payment, model.Payment)) - delay_ms,

@@ -24,7 +24,7 @@ from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.enrichment import flows as pattern, model
-from headrace.patterns.enrichment.generator import EnrichmentGenerator, PurchaseTraffic
+from headrace.patterns.enrichment.generator import EnrichmentTraffic
 from headrace.patterns.records import InvalidRecord
 from headrace.patterns.window_model import batch_records
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -110,9 +110,8 @@ def _micros(time: datetime | None) -> int | None:
     return None if time is None else round(time.timestamp() * 1_000_000)
 
 
-def _generator(settings: pattern.EnrichmentSettings) -> EnrichmentGenerator:
-    traffic = PurchaseTraffic(purchases_topic=settings.topic, products_topic=settings.products_topic)
-    return EnrichmentGenerator(traffic)
+def _generator(settings: pattern.EnrichmentSettings) -> EnrichmentTraffic:
+    return EnrichmentTraffic(topic=settings.topic, products_topic=settings.products_topic)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target
 from headrace.patterns.iot import flows as pattern, model
-from headrace.patterns.iot.generator import IotGenerator
+from headrace.patterns.iot.generator import IotTraffic
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, replay
 
@@ -73,7 +73,7 @@ def _compare_metrics(
 
 def skew(records: Sequence[ConsumedRecord], batches: Mapping[str, Sequence[BatchOffsets]]) -> dict[str, object]:
     """Return how skewed the readings are, and the size of the largest batch of each flow."""
-    readings = [model.parse_reading(record) for record in records]
+    readings = [model.READING.parse(record) for record in records]
     by_device = Counter(reading.device_id for reading in readings if not isinstance(reading, InvalidRecord))
     by_partition = Counter(record.partition for record in records)
     device, most_readings = next(iter(by_device.most_common(1)), ("", 0))
@@ -97,7 +97,7 @@ class IotDemo(RecordsDemo):
 
     title: str = "IoT: figures per device, alerts, devices that fall silent"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: IotGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: IotTraffic()
     settings: pattern.IotSettings = field(default_factory=pattern.IotSettings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:

@@ -26,7 +26,7 @@ from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.medallion import flows as pattern, model
-from headrace.patterns.medallion.generator import WebOrderGenerator
+from headrace.patterns.medallion.generator import WebOrderTraffic
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.sources.delta.source import DeltaSource
@@ -132,7 +132,7 @@ class MedallionDemo(RecordsDemo):
 
     title: str = "Medallion: bronze as it came, silver by rules, gold per day"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: WebOrderGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: WebOrderTraffic()
     settings: pattern.MedallionSettings = field(
         default_factory=lambda: pattern.MedallionSettings(
             bronze_trigger=Every("5 seconds"), silver_trigger=Every("10 seconds"), gold_trigger=Every("15 seconds")

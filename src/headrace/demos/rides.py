@@ -17,7 +17,7 @@ from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.rides import flows as pattern, model
-from headrace.patterns.rides.generator import RideGenerator
+from headrace.patterns.rides.generator import RideTraffic
 from headrace.patterns.window_model import WindowFlow, replay
 
 # approx_count_distinct has a standard error of 5 %. Four of them are exceeded once in 16,000 windows; below ten drivers
@@ -81,7 +81,7 @@ class RidesDemo(RecordsDemo):
 
     title: str = "Ride analytics: cities live, surge alerts, driver metrics"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: RideGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: RideTraffic()
     has_page: bool = True
     settings: pattern.RideSettings = field(
         default_factory=lambda: pattern.RideSettings(driver_trigger=Every("30 seconds"))

@@ -23,7 +23,7 @@ from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.sales import flows as pattern, model
-from headrace.patterns.sales.generator import SalesGenerator
+from headrace.patterns.sales.generator import SalesTraffic
 from headrace.patterns.window_model import WindowFlow, WindowOutcome, replay
 
 # Twice the usual share: a demo of a minute has few batches in which a sale can be late.
@@ -46,7 +46,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
         if flow.name == "category_sales":
             add_gold(comparison, spark, target, settings, outcome)
         else:
-            rolling = [asdict(row) for row in model.newest_rolling(outcome.batches)]
+            rolling = [asdict(row) for row in model.newest(outcome.batches)]
             path = settings.rolling_table
             comparison.add(f"delta:{path}", rolling, table_rows(spark, "delta", target.table(path)))
         compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
@@ -178,7 +178,7 @@ class SalesDemo(RecordsDemo):
 
     title: str = "Real-time aggregates: sales by 5 minutes, hour and day that add up, and rolling revenue"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: SalesGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: SalesTraffic()
     late_share: float = _LATE_SHARE
     settings: pattern.SalesSettings = field(
         default_factory=lambda: pattern.SalesSettings(trigger=Every("5 seconds"), max_offsets=_MAX_BATCH_RECORDS)

@@ -24,7 +24,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
 from headrace.flow.target import Target
 from headrace.patterns.orders import flows as pattern, model
-from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from headrace.patterns.orders.generator import OrderTraffic
 from headrace.patterns.records import ConsumedRecord
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import highest_lease
@@ -77,8 +77,8 @@ def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool
     return highest_lease(checkpoint) > 1
 
 
-def _generator(settings: pattern.OrderSettings) -> OrderGenerator:
-    return OrderGenerator(OrderTraffic(orders_topic=settings.orders_topic, payments_topic=settings.payments_topic))
+def _generator(settings: pattern.OrderSettings) -> OrderTraffic:
+    return OrderTraffic(topic=settings.orders_topic, payments_topic=settings.payments_topic)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,32 @@ def price(seed: int, product: CatalogueEntry, change: int) -> str:
     return f"{1 + 199 * rng.random() ** 2:.2f}"
 
 
+class _Simulation(traffic.IndependentEvents):
+    """One stream of purchases."""
+
+    kind = "purchase"
+
+    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
+        draw = self.random
+        # The square crowds the draws at the newest products.
+        product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
+        text = (
+            f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
+            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},'
+            f'"ts":"{traffic.iso(event_ms)}"}}'
+        )
+        return traffic.GeneratedEvent(product.product_id.encode(), text, event_ms)
+
+
+# The corruptions of a valid event, by name.
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("user_id", "ts"),
+    "quantity_not_a_number": traffic.set_fields(quantity="two"),
+    "no_quantity": traffic.remove_field("quantity"),
+    "no_product_id": traffic.remove_field("product_id"),
+}
+
+
 @dataclass(frozen=True)
 class PurchaseTraffic(traffic.Traffic):
     """How a stream of purchases looks: as any traffic. Records of products come on top of `rate`.
@@ -77,8 +103,10 @@ class PurchaseTraffic(traffic.Traffic):
     """
 
     pattern: ClassVar[str] = "enrichment"
+    simulation = _Simulation
+    corruptions = MALFORMED
 
-    purchases_topic: str = "purchases"
+    topic: str = "purchases"
     products_topic: str = "products"
 
 
@@ -145,53 +173,14 @@ class ProductGenerator:
         )
 
 
-class _Simulation(traffic.DelayedSimulation):
-    """One stream of purchases."""
-
-    kind = "purchase"
-
-    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
-        draw = self.random
-        # The square crowds the draws at the newest products.
-        product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
-        text = (
-            f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
-            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},'
-            f'"ts":"{traffic.iso(event_ms)}"}}'
-        )
-        return traffic.GeneratedEvent(product.product_id.encode(), text, event_ms)
-
-
-# The corruptions of a valid event, by name.
-MALFORMED: dict[str, traffic.Corruption] = {
-    **traffic.common_corruptions("user_id", "ts"),
-    "quantity_not_a_number": traffic.set_fields(quantity="two"),
-    "no_quantity": traffic.remove_field("quantity"),
-    "no_product_id": traffic.remove_field("product_id"),
-}
-
-
 @dataclass(frozen=True)
-class PurchaseGenerator(traffic.TrafficGenerator):
-    """Streams of purchases."""
-
-    settings: PurchaseTraffic = PurchaseTraffic()
-    simulation = _Simulation
-    corruptions = MALFORMED
-
-    @property
-    def topic(self) -> str:
-        """Where purchases go."""
-        return self.settings.purchases_topic
-
-
-class EnrichmentGenerator(PurchaseGenerator):
+class EnrichmentTraffic(PurchaseTraffic):
     """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        both = ProductGenerator(self.settings).events(from_, until), super().events(from_, until)
+        both = ProductGenerator(self).events(from_, until), super().events(from_, until)
         return merge(*both, key=lambda record: record.arrival_ms)
 
 
-generator = EnrichmentGenerator().with_traffic
+generator = EnrichmentTraffic().with_traffic
