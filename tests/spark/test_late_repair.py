@@ -27,8 +27,7 @@ from headrace import (
     Target,
     Watermark,
 )
-from headrace.operate.late.plan import RepairPlan
-from headrace.operate.late.repair import open_repair
+from headrace.operate.late.repair import RepairPlan, open_repair
 from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from headrace.clients.topics import create_topics
 from headrace.demos.enrichment import EnrichmentComparison, compare
 from headrace.demos.feeder import Generator, SendableRecord, generate
-from headrace.demos.model_inputs import read_records
+from headrace.demos.records_demo import read_records
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow

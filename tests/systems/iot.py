@@ -16,8 +16,8 @@ from headrace.cli.main import app
 from headrace.clients.topics import create_topics
 from headrace.demos.feeder import SendableRecord, generate
 from headrace.demos.iot import IotDemo, size
-from headrace.demos.model_inputs import batch_ranges, read_records
 from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import batch_ranges, read_records
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target

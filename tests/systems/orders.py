@@ -14,7 +14,7 @@ from headrace.cli.main import app
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import generate
-from headrace.demos.model_inputs import batch_ranges, read_records
+from headrace.demos.records_demo import batch_ranges, read_records
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target

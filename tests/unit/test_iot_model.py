@@ -15,10 +15,9 @@ from hypothesis import given, settings, strategies as st
 from headrace.errors import ConfigError
 from headrace.flow.duration import Duration
 from headrace.flow.levers import Every
-from headrace.patterns.iot.flows import IotSettings, flows
+from headrace.patterns.iot.flows import IotSettings, Silence, flows
 from headrace.patterns.iot.generator import MALFORMED, IotTraffic
 from headrace.patterns.iot.model import READING, DeviceMetrics, DeviceStatusRow, replay_silences
-from headrace.patterns.iot.silence import Silence
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
 from headrace.runtime.guards.idle_timer import IdleTimer, InputProgress

@@ -10,16 +10,17 @@ from pyspark.sql import SparkSession
 
 from headrace.clients.sql import quote_name
 from headrace.demos.compare import Comparison, table_rows
-from headrace.demos.model_inputs import (
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import (
     ExpectedLedgers,
     ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
     batch_ranges,
     compare_ledgers,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target

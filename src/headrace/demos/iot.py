@@ -11,9 +11,16 @@ from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
-from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
 from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
+from headrace.demos.records_demo import (
+    ExpectedLedgers,
+    ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
+    batch_ranges,
+    compare_ledgers,
+    read_records,
+)
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target

@@ -11,16 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.clients.kafka import read_topic
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.model_inputs import (
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import (
     ExpectedLedgers,
     ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
     batch_ranges,
     compare_ledgers,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every

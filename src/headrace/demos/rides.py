@@ -10,9 +10,16 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
-from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
 from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
+from headrace.demos.records_demo import (
+    ExpectedLedgers,
+    ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
+    batch_ranges,
+    compare_ledgers,
+    read_records,
+)
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target

@@ -15,9 +15,17 @@ from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import string_literal
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
-from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
 from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PARTITIONS, PatternGenerator, RecordsDemo
+from headrace.demos.records_demo import (
+    PARTITIONS,
+    ExpectedLedgers,
+    ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
+    batch_ranges,
+    compare_ledgers,
+    read_records,
+)
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every

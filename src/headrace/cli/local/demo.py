@@ -9,10 +9,10 @@ import typer
 from rich.text import Text
 
 from headrace.cli.flow_events import figures_table, print_event, watermark_lines
-from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.local.generate import parse_duration
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out, print_lines
 from headrace.cli.progress import progress_reporter
+from headrace.cli.project import DEFAULT_HOME, HomeOption
 from headrace.cli.signals import graceful_shutdown
 from headrace.demos.protocol import DemoSettings, default_backfill
 from headrace.demos.runner import DemoCallbacks, DemoResult, find_demo, find_demos, run_demo

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.home import DEFAULT_HOME, HomeOption, local_broker
 from headrace.cli.output import JsonOption, emit, err
+from headrace.cli.project import DEFAULT_HOME, HomeOption, local_broker
 from headrace.demos.feeder import SendableRecord, SendResult, find_generator, generate, pace, records_between
 from headrace.errors import HeadraceError
 from headrace.flow.duration import Duration

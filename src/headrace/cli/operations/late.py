@@ -10,8 +10,7 @@ from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, em
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.clients.storage import is_local
-from headrace.operate.late.plan import RepairPlan
-from headrace.operate.late.repair import open_repair
+from headrace.operate.late.repair import RepairPlan, open_repair
 from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 

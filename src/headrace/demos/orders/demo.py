@@ -9,16 +9,17 @@ from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.model_inputs import (
+from headrace.demos.protocol import DemoContext, HasBackfill
+from headrace.demos.records_demo import (
     ExpectedLedgersByInput,
     ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
     batch_ranges,
     compare_ledgers,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext, HasBackfill
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes

@@ -27,7 +27,6 @@ from headrace.flow.sink import WritesFolder, leaf_sinks
 from headrace.flow.target import Target
 from headrace.operate.erase import errors
 from headrace.operate.erase.external import SourceLookup, external_places, row_in_source, source_tables
-from headrace.operate.erase.journal import Journal
 from headrace.operate.erase.places import (
     Lake,
     LakeTable,
@@ -39,7 +38,7 @@ from headrace.operate.erase.places import (
 )
 from headrace.operate.erase.plan import ErasePlan, ScannedPlace
 from headrace.operate.erase.scan import SearchTerms, Traces, find_traces, subject_texts
-from headrace.operate.erase.subject import Subject, Texts, in_json, is_identifying
+from headrace.operate.erase.subject import Journal, Subject, Texts, in_json, is_identifying
 from headrace.operate.erase.table import erase_rows, other_rows, republish_versions, subject_rows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders

@@ -16,10 +16,11 @@ A window is not repaired if some of its rows may be missing from the source: a r
 had would be worse than the one without the late rows.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
@@ -33,7 +34,6 @@ from headrace.errors import RecoveryError
 from headrace.flow.flow import Flow
 from headrace.flow.sink import Batch, Sink
 from headrace.flow.target import Target
-from headrace.operate.late.plan import ChangedRow, RepairPlan, UnrepairedWindow
 from headrace.operate.late.replayable_rows import UNCHANGED, ReplayableRows
 from headrace.operate.late.summary import Window, is_repaired, repaired_table, repaired_up_to
 from headrace.operate.ledgers import LedgerRow, read_ledger
@@ -51,6 +51,91 @@ _STEP = "repair"
 
 # The maximum number of changed rows that a plan lists. The counts cover all rows.
 _EXAMPLES = 20
+
+
+@dataclass(frozen=True)
+class UnrepairedWindow:
+    """A window that is not repaired, and the reason."""
+
+    window: Window | None
+    rows: int
+    why: str
+
+    def as_dict(self) -> dict[str, object]:
+        """The window as `--json` prints it."""
+        return {**_as_dict(self.window), "rows": self.rows, "why": self.why}
+
+
+@dataclass(frozen=True)
+class ChangedRow:
+    """A row that a repair changes, as JSON. Without `before` it is added, without `after` removed."""
+
+    before: str | None
+    after: str | None
+
+    def as_dict(self) -> dict[str, object]:
+        """The change as `--json` prints it."""
+        return {side: json.loads(text) if text else None for side, text in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """What a repair does.
+
+    | field    | meaning                                                                                    |
+    |----------|--------------------------------------------------------------------------------------------|
+    | windows  | the windows to recompute, each with the number of its late rows                            |
+    | left     | the windows that are not repaired, with the reason                                         |
+    | up_to    | the last batch whose rows are included                                                     |
+    | changed, added, removed | rows of the table                                                           |
+    | examples | some of those rows, before and after                                                       |
+    """
+
+    flow: str
+    place: str
+    up_to: int
+    windows: dict[Window, int]
+    left: tuple[UnrepairedWindow, ...]
+    changed: int = 0
+    added: int = 0
+    removed: int = 0
+    examples: tuple[ChangedRow, ...] = ()
+
+    @property
+    def changes(self) -> int:
+        """The number of rows of the table that change."""
+        return self.changed + self.added + self.removed
+
+    def as_dict(self) -> dict[str, object]:
+        """The plan as `--json` prints it."""
+        return {
+            **vars(self),
+            "windows": [{**_as_dict(window), "rows": rows} for window, rows in self.windows.items()],
+            "left": [window.as_dict() for window in self.left],
+            "examples": [row.as_dict() for row in self.examples],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Describe the plan, for people."""
+        if self.windows:
+            late, windows = sum(self.windows.values()), len(self.windows)
+            yield f"{windows} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
+            if self.changes:
+                yield f"{self.changed} row(s) of {self.place} change, {self.added} are added, {self.removed} removed."
+                yield "A flow that reads this table as appends stops at the change: DeltaChangesSource reads it."
+            else:
+                yield f"No row changes: {self.place} already has these results. Only the mark is missing."
+        for window in self.left:
+            yield f"Not repaired: {_window_label(window.window)}, {window.rows} late row(s). {window.why}"
+
+
+def _as_dict(window: Window | None) -> dict[str, object]:
+    start, end = window or (None, None)
+    return {"start": start and start.isoformat(), "end": end and end.isoformat()}
+
+
+def _window_label(window: Window | None) -> str:
+    return "no window" if window is None else f"{window[0]:%Y-%m-%d %H:%M:%S} to {window[1]:%H:%M:%S}"
 
 
 class Repair:
