@@ -13,7 +13,7 @@ from headrace.audit.flow_audit import quarantine_table
 from headrace.demos.compare import Comparison
 from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.demos.sales import SalesDemo, add_gold, expected_gold, gold_rows, replay_model, sketch_errors
-from headrace.operate.late.repair import open_repair
+from headrace.operate.late.repair import Repair
 from headrace.operate.run import Application
 from headrace.patterns.sales.flows import flows
 from systems.killed_driver import target_for
@@ -61,7 +61,7 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
     reasons = {row.reason for row in spark.read.format("delta").load(quarantine_table(target, gold.name)).collect()}
     assert reasons >= {"null_value", "malformed_json", "missing:amount", "wrong_type:amount", "event_time_in_future"}
 
-    with open_repair(spark, target, gold) as work:
+    with Repair.open(spark, target, gold) as work:
         plan = work.plan()
         work.apply(plan)
 

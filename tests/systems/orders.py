@@ -132,12 +132,12 @@ def reconciled(
         lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
         assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
     alone = daily_rows(*records, JOINS["full"], start, end)
-    assert plan["never_came"] == {
+    assert plan["unmatched"] == {
         "payment(s) of an order": sum(row.pay_time is None for row in alone),
         "order(s) of a payment": sum(row.order_time is None for row in alone),
     }
     assert {item["order_id"] for item in plan["alone"]} <= {row.order_id for row in alone if None in row}
-    assert len(plan["alone"]) == sum(min(20, count) for count in plan["never_came"].values()) > 20
+    assert len(plan["alone"]) == sum(min(20, count) for count in plan["unmatched"].values()) > 20
     code, again = command(NAMES[how])
     assert (code, again["flows"][0]["added"], again["flows"][0]["removed"]) == (0, {}, {})
 

@@ -12,7 +12,6 @@ from headrace.clients.sql import quote_name
 from headrace.demos.compare import Comparison, table_rows
 from headrace.demos.protocol import DemoContext
 from headrace.demos.records_demo import (
-    ExpectedLedgers,
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
@@ -60,7 +59,7 @@ def compare(
     outcome = model.replay(read_records(target, settings.topic), batches, batch_versions[: len(batches)], versions)
     expected = [asdict(row) for row in outcome.rows]
     comparison.add(f"delta:{settings.table}", expected, table_rows(spark, "delta", target.table(settings.table)))
-    compare_ledgers(comparison, spark, target, purchases.name, ExpectedLedgers(outcome.invalid, [0] * len(batches)))
+    compare_ledgers(comparison, spark, target, purchases.name, outcome.invalid, [0] * len(batches))
     return EnrichmentComparison(comparison, outcome, len(versions))
 
 
@@ -89,7 +88,7 @@ def _compare_products(
     path = settings.dimension
     comparison.add(f"delta:{path}", expected, select_columns(table_rows(spark, "delta", target.table(path)), *names))
     invalid = [row for row in map(model.PRODUCT.parse, records) if isinstance(row, InvalidRecord)]
-    compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(invalid, [0] * len(batches)))
+    compare_ledgers(comparison, spark, target, flow.name, invalid, [0] * len(batches))
 
 
 def _catalogue(

@@ -13,7 +13,6 @@ from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
 from headrace.demos.protocol import DemoContext
 from headrace.demos.records_demo import (
-    ExpectedLedgers,
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
@@ -48,14 +47,14 @@ def compare(
             outcome = replay(records, batches, metrics_model(settings))
             rows = [asdict(row) for batch in outcome.batches for row in batch]
             _compare_metrics(comparison, spark, target, settings, rows)
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
+            compare_ledgers(comparison, spark, target, flow.name, outcome.invalid, outcome.late)
         else:
             lengths = settings.silence, settings.forget, settings.watermark
             silence, forget, delay = (Duration.parse(length).ms for length in lengths)
             silences = model.replay_silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
             topic = settings.status_topic
             comparison.add(f"kafka:{topic}", [asdict(row) for row in silences.statuses], topic_rows(target, topic))
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(silences.invalid, silences.late))
+            compare_ledgers(comparison, spark, target, flow.name, silences.invalid, silences.late)
     return comparison, skew(records, batches_by_flow)
 
 

@@ -13,7 +13,6 @@ from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.protocol import DemoContext
 from headrace.demos.records_demo import (
-    ExpectedLedgers,
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
@@ -63,7 +62,7 @@ def compare(
     silver = model.silver(records, within_ms=Duration.parse(settings.dedup_within).ms, rules=rules)
     rows = table_rows(spark, "delta", target.table(settings.silver_table))
     comparison.add(f"delta:{settings.silver_table}", [asdict(order) for order in silver.orders], rows)
-    compare_ledgers(comparison, spark, target, "silver", ExpectedLedgers(silver.invalid, []))
+    compare_ledgers(comparison, spark, target, "silver", silver.invalid, [])
 
     orders = {order.order_id: order for order in silver.orders}
     gold_orders = [

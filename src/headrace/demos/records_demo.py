@@ -61,72 +61,50 @@ def _partition_ranges(offsets: tuple[str, str] | None) -> BatchOffsets:
     return {int(partition): (start.get(partition, 0), last) for partition, last in end.items()}
 
 
-@dataclass(frozen=True)
-class ExpectedLedgers:
-    """What the quarantine and the late ledger of a flow must contain.
-
-    | field | meaning                                                                        |
-    |-------|--------------------------------------------------------------------------------|
-    | invalid | every invalid record                                                           |
-    | late  | how many rows each batch dropped as late                                       |
-    """
-
-    invalid: Sequence[InvalidRecord]
-    late: Sequence[int]
-
-    @property
-    def invalid_rows(self) -> list[Row]:
-        """The invalid records as rows of the quarantine."""
-        return [asdict(record) for record in self.invalid]
-
-    @property
-    def late_rows(self) -> list[Row]:
-        """The late rows, by batch only."""
-        return [{"batch_id": batch_id} for batch_id, count in enumerate(self.late) for _ in range(count)]
-
-
-@dataclass(frozen=True)
-class ExpectedLedgersByInput:
-    """What the quarantine and the late ledger of a flow with several inputs must contain.
-
-    | field | meaning                                                                        |
-    |-------|--------------------------------------------------------------------------------|
-    | invalid | every invalid record, by input                                                 |
-    | late  | `batch_id`, `input`, `partition` and `offset` of every row that was dropped     |
-    """
-
-    invalid: Mapping[str, Sequence[InvalidRecord]]
-    late: Sequence[Row]
-
-    @property
-    def invalid_rows(self) -> list[Row]:
-        """The invalid records as rows of the quarantine."""
-        return [{"input": name, **asdict(record)} for name, records in self.invalid.items() for record in records]
-
-    @property
-    def late_rows(self) -> list[Row]:
-        """The late rows as rows of the ledger."""
-        return list(self.late)
-
-
 def compare_ledgers(
     comparison: Comparison,
     spark: SparkSession,
     target: Target,
     flow: str,
-    expected: ExpectedLedgers | ExpectedLedgersByInput,
+    invalid: Sequence[InvalidRecord],
+    late: Sequence[int],
 ) -> None:
-    """Compare the quarantine and the late ledger of a flow with the expected rows."""
-    by_input = ("input",) if isinstance(expected, ExpectedLedgersByInput) else ()
-    position = ("input", "partition", "offset") if by_input else ()
+    """Compare the quarantine and the late ledger of a flow with invalid records, and late rows per batch."""
+    late_rows = [{"batch_id": batch_id} for batch_id, count in enumerate(late) for _ in range(count)]
+    _compare_ledgers(comparison, spark, target, flow, [asdict(record) for record in invalid], late_rows, ())
+
+
+def compare_ledgers_by_input(
+    comparison: Comparison,
+    spark: SparkSession,
+    target: Target,
+    flow: str,
+    invalid: Mapping[str, Sequence[InvalidRecord]],
+    late: Sequence[Row],
+) -> None:
+    """Compare the quarantine and the late ledger of a flow with several inputs.
+
+    `late` has `batch_id`, `input`, `partition` and `offset` of every row that was dropped.
+    """
+    rows = [{"input": name, **asdict(record)} for name, records in invalid.items() for record in records]
+    _compare_ledgers(comparison, spark, target, flow, rows, late, ("input",))
+
+
+def _compare_ledgers(
+    comparison: Comparison,
+    spark: SparkSession,
+    target: Target,
+    flow: str,
+    invalid: Sequence[Row],
+    late: Sequence[Row],
+    by_input: tuple[str, ...],
+) -> None:
+    position = (*by_input, "partition", "offset")
     quarantined = table_rows(spark, "delta", quarantine_table(target, flow))
-    comparison.add(
-        f"quarantine of {flow}",
-        expected.invalid_rows,
-        select_columns(quarantined, *by_input, "partition", "offset", "reason"),
-    )
-    late = table_rows(spark, "delta", late_table(target, flow))
-    comparison.add(f"late rows of {flow}", expected.late_rows, select_columns(late, "batch_id", *position))
+    comparison.add(f"quarantine of {flow}", invalid, select_columns(quarantined, *position, "reason"))
+    dropped = table_rows(spark, "delta", late_table(target, flow))
+    columns = select_columns(dropped, "batch_id", *(position if by_input else ()))
+    comparison.add(f"late rows of {flow}", late, columns)
 
 
 def select_columns(rows: Iterable[Row], *names: str) -> list[Row]:

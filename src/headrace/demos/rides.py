@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
 from headrace.demos.protocol import DemoContext
 from headrace.demos.records_demo import (
-    ExpectedLedgers,
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
@@ -55,7 +54,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
         outcome = replay(records, batches, models[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
         _compare_sinks(comparison, _Run(spark, target, settings), flow.name, rows)
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
+        compare_ledgers(comparison, spark, target, flow.name, outcome.invalid, outcome.late)
     return comparison
 
 

@@ -265,7 +265,7 @@ class _Feed:
     """Feeds the source on its own thread. A failure ends the demo."""
 
     def __init__(self, demo: Demo, context: DemoContext, stop_all: threading.Event) -> None:
-        self._demo, self._scene, self._stop_all = demo, context, stop_all
+        self._demo, self._context, self._stop_all = demo, context, stop_all
         self._stop = threading.Event()
         self._sent: SendResult | None = None
         self._error: HeadraceError | None = None
@@ -286,7 +286,7 @@ class _Feed:
 
     def _run(self) -> None:
         try:
-            self._sent = self._demo.feed(self._scene, self._stop)
+            self._sent = self._demo.feed(self._context, self._stop)
         except Exception as error:
             self._error = map_error("feed", error)
             self._stop_all.set()

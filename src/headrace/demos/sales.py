@@ -18,7 +18,6 @@ from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
 from headrace.demos.protocol import DemoContext
 from headrace.demos.records_demo import (
     PARTITIONS,
-    ExpectedLedgers,
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
@@ -57,7 +56,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
             rolling = [asdict(row) for row in model.newest(outcome.batches)]
             path = settings.rolling_table
             comparison.add(f"delta:{path}", rolling, table_rows(spark, "delta", target.table(path)))
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
+        compare_ledgers(comparison, spark, target, flow.name, outcome.invalid, outcome.late)
     return comparison
 
 

@@ -11,12 +11,11 @@ from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.protocol import DemoContext, HasBackfill
 from headrace.demos.records_demo import (
-    ExpectedLedgersByInput,
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
     batch_ranges,
-    compare_ledgers,
+    compare_ledgers_by_input,
     read_records,
     select_columns,
 )
@@ -56,7 +55,7 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
         path = settings.table(how)
         comparison.add(f"delta:{path}", expected, table_rows(spark, "delta", target.table(path)))
         late = [row._asdict() for row in outcome.late]
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgersByInput(outcome.invalid, late))
+        compare_ledgers_by_input(comparison, spark, target, flow.name, outcome.invalid, late)
         if how == hit_rate_join(settings):
             actual_rates = select_columns(hit_rates(spark, target, settings), "minute", "orders", "paid")
             expected_rates = [

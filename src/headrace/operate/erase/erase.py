@@ -31,6 +31,7 @@ from headrace.operate.erase.places import (
     Lake,
     LakeTable,
     affected_flows,
+    folders_written,
     is_within,
     list_tables,
     locations_read,
@@ -102,10 +103,7 @@ class Erasure:
                 checkpoint = Checkpoint.of(flow.name, self._target, self._spark)
                 stack.enter_context(acquire_lease(checkpoint, self._target.lease))
                 stack.enter_context(lock_sink_folders(flow, self._target))
-                folders += [
-                    sink.folder(self._target) for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
-                ]
-                folders.append(self._target.table(f"_headrace/{flow.name}"))
+                folders += [*folders_written(flow, self._target), self._target.table(f"_headrace/{flow.name}")]
             for table in (table for table in self._tables if table.is_erasable):
                 if not any(is_within(table.location, folder.rstrip("/")) for folder in folders):
                     stack.enter_context(lock_folder(table.location))
@@ -257,12 +255,8 @@ class Erasure:
                 _newest_batch(rows) for rows in (subject_rows(self._spark, table, Texts(())), pending)
             )
             for flow in self.stopped_flows:
-                folders = [
-                    sink.folder(self._target) for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
-                ]
-                if subject_batch is None or table.location not in {
-                    f"{folder.rstrip('/')}/{PENDING}" for folder in folders
-                }:
+                pending_tables = {f"{folder}/{PENDING}" for folder in folders_written(flow, self._target)}
+                if subject_batch is None or table.location not in pending_tables:
                     continue
                 if (
                     subject_batch == last_batch

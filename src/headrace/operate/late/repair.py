@@ -19,28 +19,21 @@ had would be worse than the one without the late rows.
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
-from headrace.audit.flow_audit import FlowAudit, late_table
+from headrace.audit.flow_audit import late_table
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import RecoveryError
-from headrace.flow.flow import Flow
-from headrace.flow.sink import Batch, Sink
-from headrace.flow.target import Target
-from headrace.operate.late.replayable_rows import UNCHANGED, ReplayableRows
+from headrace.flow.sink import Sink
+from headrace.operate.late.replayable_rows import UNCHANGED, Recomputation
 from headrace.operate.late.summary import Window, is_repaired, repaired_table, repaired_up_to
 from headrace.operate.ledgers import LedgerRow, read_ledger
-from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
-from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
-from headrace.runtime.session import flow_session
 from headrace.sinks.delta.append import DeltaAppend
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.fan_out import FanOut
@@ -138,17 +131,10 @@ def _window_label(window: Window | None) -> str:
     return "no window" if window is None else f"{window[0]:%Y-%m-%d %H:%M:%S} to {window[1]:%H:%M:%S}"
 
 
-class Repair:
-    """A repair that holds the lease. Created by `open_repair`; call `plan` once, then optionally `apply`."""
+class Repair(Recomputation):
+    """A repair that holds the lease, from `Repair.open`; call `plan` once, then optionally `apply`."""
 
-    def __init__(
-        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, active_lease: ActiveLease
-    ) -> None:
-        self._target, self._flow, self._checkpoint, self._lease = target, flow, checkpoint, active_lease
-        self._session = flow_session(spark, flow)
-        self._replayable = ReplayableRows(self._session, target, flow, checkpoint)
-        self._rows: DataFrame | None = None
-        self._where = ""
+    _where = ""
 
     def plan(self) -> RepairPlan:
         """Recompute the windows and compare them with the table. Changes nothing."""
@@ -188,25 +174,14 @@ class Repair:
 
     def apply(self, plan: RepairPlan) -> None:
         """Apply a plan: one commit to the table, unless it already has the result, then the marks."""
-        sink, query_id = self._table, self._checkpoint.query_id()
+        sink = self._table
         assert self._rows is not None  # noqa: S101 - `plan` made them
-        assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
         with self._lease.checked():
-            if plan.changes:
-                last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(
-                    query_id, -1
-                )
-                number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._lease.token)
-                if isinstance(sink, DeltaUpsert):
-                    sink.write(self._rows, number)
-                else:
-                    sink.replace(self._rows, self._where, number)
-            self._mark(plan, query_id)
-
-    def close(self) -> None:
-        """Unpersist the recomputed rows."""
-        if self._rows is not None:
-            self._rows.unpersist()
+            if plan.changes and isinstance(sink, DeltaUpsert):
+                sink.write(self._rows, self._next_batch(sink, _STEP))
+            elif plan.changes and isinstance(sink, DeltaAppend):
+                sink.replace(self._rows, self._where, self._next_batch(sink, _STEP))
+            self._mark(plan, self._query_id)
 
     @property
     def _table(self) -> DeltaAppend | DeltaUpsert:
@@ -328,23 +303,6 @@ class Repair:
         columns = "query_id string, window_start timestamp, window_end timestamp, up_to long, late long, at timestamp"
         location = repaired_table(self._target, self._flow.name)
         self._session.createDataFrame(marks, columns).coalesce(1).write.format("delta").mode("append").save(location)
-
-
-@contextmanager
-def open_repair(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Repair]:
-    """Take the flow's lease, lock its table, complete its audit, and yield the repair.
-
-    Raises when the flow is running (HR-302), or another process writes the table (HR-337).
-    """
-    checkpoint = Checkpoint.of(flow.name, target, spark)
-    with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
-        if checkpoint.committed_batches():
-            FlowAudit(flow_session(spark, flow), target, flow).catch_up()
-        repair = Repair(spark, target, flow, checkpoint, active_lease)
-        try:
-            yield repair
-        finally:
-            repair.close()
 
 
 def _rows_with_keys(table: DataFrame, rows: DataFrame, keys: Sequence[str]) -> DataFrame:
