@@ -15,12 +15,11 @@ from headrace.demos.records_demo import (
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
-    batch_ranges,
-    compare_ledgers,
+    TargetComparison,
     read_records,
     select_columns,
 )
-from headrace.flow.flow import SINGLE_INPUT, Flow
+from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.enrichment import flows as pattern, model
@@ -48,18 +47,17 @@ def compare(
     The model gets the records of the topics, the offsets of the batches from the offset logs, the version of the
     dimension that each batch recorded, and the rows of these versions. Call when the flows have stopped.
     """
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     by_name = {flow.name: flow for flow in flows}
     if "products" in by_name:
-        _compare_products(comparison, spark, target, by_name["products"], settings)
+        _compare_products(comparison, by_name["products"], settings)
     purchases = by_name["purchases"]
-    batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, purchases)]
+    batches = comparison.batches(purchases)
     batch_versions = dimension_versions(spark, target, settings)
     versions = {number: _catalogue(spark, target, settings, number) for number in set(batch_versions) if number >= 0}
     outcome = model.replay(read_records(target, settings.topic), batches, batch_versions[: len(batches)], versions)
-    expected = [asdict(row) for row in outcome.rows]
-    comparison.add(f"delta:{settings.table}", expected, table_rows(spark, "delta", target.table(settings.table)))
-    compare_ledgers(comparison, spark, target, purchases.name, outcome.invalid, [0] * len(batches))
+    comparison.add_table(settings.table, [asdict(row) for row in outcome.rows])
+    comparison.add_ledgers(purchases.name, outcome.invalid, [0] * len(batches))
     return EnrichmentComparison(comparison, outcome, len(versions))
 
 
@@ -74,21 +72,20 @@ def dimension_versions(spark: SparkSession, target: Target, settings: pattern.En
     return [versions[number] for number in sorted(versions)]
 
 
-def _compare_products(
-    comparison: Comparison, spark: SparkSession, target: Target, flow: Flow, settings: pattern.EnrichmentSettings
-) -> None:
+def _compare_products(comparison: TargetComparison, flow: Flow, settings: pattern.EnrichmentSettings) -> None:
+    target = comparison.target
     log = {(record.partition, record.offset): record for record in read_records(target, settings.products_topic)}
-    batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
+    batches = comparison.batches(flow)
     records = [record for batch in batches for record in batch_records(log, batch)]
     names = ("product_id", "name", "category", "price")
     expected = [
         {name: value for name, value in asdict(product).items() if name in names}
         for product in model.newest_products(records).values()
     ]
-    path = settings.dimension
-    comparison.add(f"delta:{path}", expected, select_columns(table_rows(spark, "delta", target.table(path)), *names))
+    products = table_rows(comparison.spark, "delta", target.table(settings.dimension))
+    comparison.add(f"delta:{settings.dimension}", expected, select_columns(products, *names))
     invalid = [row for row in map(model.PRODUCT.parse, records) if isinstance(row, InvalidRecord)]
-    compare_ledgers(comparison, spark, target, flow.name, invalid, [0] * len(batches))
+    comparison.add_ledgers(flow.name, invalid, [0] * len(batches))
 
 
 def _catalogue(

@@ -16,8 +16,8 @@ from headrace.demos.records_demo import (
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
+    TargetComparison,
     batch_ranges,
-    compare_ledgers,
     read_records,
     select_columns,
 )
@@ -43,7 +43,7 @@ def compare(
     flows have stopped.
     """
     by_name = {flow.name: flow for flow in flows}
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     bronze = table_rows(spark, "delta", target.table(settings.bronze_table))
     comparison.add(
         f"delta:{settings.bronze_table}",
@@ -60,9 +60,8 @@ def compare(
     ]
     rules = {rule.name: (rule.action, model.RULES[rule.name][1]) for rule in settings.rules}
     silver = model.silver(records, within_ms=Duration.parse(settings.dedup_within).ms, rules=rules)
-    rows = table_rows(spark, "delta", target.table(settings.silver_table))
-    comparison.add(f"delta:{settings.silver_table}", [asdict(order) for order in silver.orders], rows)
-    compare_ledgers(comparison, spark, target, "silver", silver.invalid, [])
+    comparison.add_table(settings.silver_table, [asdict(order) for order in silver.orders])
+    comparison.add_ledgers("silver", silver.invalid, [])
 
     orders = {order.order_id: order for order in silver.orders}
     gold_orders = [
@@ -70,8 +69,7 @@ def compare(
         for row in _rows(_rows_read(spark, target, by_name["gold"]))
         if row["order_id"] in orders
     ]
-    gold = table_rows(spark, "delta", target.table(settings.gold_table))
-    comparison.add(f"delta:{settings.gold_table}", [asdict(row) for row in model.gold(gold_orders)], gold)
+    comparison.add_table(settings.gold_table, [asdict(row) for row in model.gold(gold_orders)])
     return comparison, silver
 
 

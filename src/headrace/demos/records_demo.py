@@ -17,10 +17,10 @@ from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.clients.kafka import newest_timestamp, read_topic
 from headrace.clients.positions import Partition
 from headrace.clients.topics import create_topics
-from headrace.demos.compare import Comparison, Row, table_rows
+from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
 from headrace.demos.feeder import Generator, SendResult, generate
 from headrace.demos.protocol import DemoContext, DemoSettings
-from headrace.flow.flow import Flow
+from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.target import Target
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets
@@ -61,50 +61,50 @@ def _partition_ranges(offsets: tuple[str, str] | None) -> BatchOffsets:
     return {int(partition): (start.get(partition, 0), last) for partition, last in end.items()}
 
 
-def compare_ledgers(
-    comparison: Comparison,
-    spark: SparkSession,
-    target: Target,
-    flow: str,
-    invalid: Sequence[InvalidRecord],
-    late: Sequence[int],
-) -> None:
-    """Compare the quarantine and the late ledger of a flow with invalid records, and late rows per batch."""
-    late_rows = [{"batch_id": batch_id} for batch_id, count in enumerate(late) for _ in range(count)]
-    _compare_ledgers(comparison, spark, target, flow, [asdict(record) for record in invalid], late_rows, ())
+@dataclass
+class TargetComparison(Comparison):
+    """A comparison of the sinks and the ledgers of flows in a target with what a model expects."""
 
+    spark: SparkSession = field(kw_only=True)
+    target: Target = field(kw_only=True)
 
-def compare_ledgers_by_input(
-    comparison: Comparison,
-    spark: SparkSession,
-    target: Target,
-    flow: str,
-    invalid: Mapping[str, Sequence[InvalidRecord]],
-    late: Sequence[Row],
-) -> None:
-    """Compare the quarantine and the late ledger of a flow with several inputs.
+    def batches(self, flow: Flow) -> list[BatchOffsets]:
+        """Return the committed batches of a flow with one input: for each the range of offsets."""
+        return [batch[SINGLE_INPUT] for batch in batch_ranges(self.spark, self.target, flow)]
 
-    `late` has `batch_id`, `input`, `partition` and `offset` of every row that was dropped.
-    """
-    rows = [{"input": name, **asdict(record)} for name, records in invalid.items() for record in records]
-    _compare_ledgers(comparison, spark, target, flow, rows, late, ("input",))
+    def add_table(self, path: str, expected: Iterable[Row], format_: str = "delta") -> None:
+        """Compare a table of the lake."""
+        self.add(f"{format_}:{path}", expected, table_rows(self.spark, format_, self.target.table(path)))
 
+    def add_topic(
+        self, topic: str, expected: Iterable[Row], *, repeats_allowed: bool = True, tolerance: Tolerance | None = None
+    ) -> None:
+        """Compare a topic."""
+        rows = topic_rows(self.target, topic)
+        self.add(f"kafka:{topic}", expected, rows, repeats_allowed=repeats_allowed, tolerance=tolerance)
 
-def _compare_ledgers(
-    comparison: Comparison,
-    spark: SparkSession,
-    target: Target,
-    flow: str,
-    invalid: Sequence[Row],
-    late: Sequence[Row],
-    by_input: tuple[str, ...],
-) -> None:
-    position = (*by_input, "partition", "offset")
-    quarantined = table_rows(spark, "delta", quarantine_table(target, flow))
-    comparison.add(f"quarantine of {flow}", invalid, select_columns(quarantined, *position, "reason"))
-    dropped = table_rows(spark, "delta", late_table(target, flow))
-    columns = select_columns(dropped, "batch_id", *(position if by_input else ()))
-    comparison.add(f"late rows of {flow}", late, columns)
+    def add_ledgers(self, flow: str, invalid: Sequence[InvalidRecord], late: Sequence[int]) -> None:
+        """Compare the quarantine and the late ledger of a flow with invalid records, and late rows per batch."""
+        late_rows = [{"batch_id": batch_id} for batch_id, count in enumerate(late) for _ in range(count)]
+        self._add_ledgers(flow, [asdict(record) for record in invalid], late_rows, "batch_id")
+
+    def add_ledgers_by_input(
+        self, flow: str, invalid: Mapping[str, Sequence[InvalidRecord]], late: Sequence[Row]
+    ) -> None:
+        """Compare the quarantine and the late ledger of a flow with several inputs.
+
+        `late` has `batch_id`, `input`, `partition` and `offset` of every row that was dropped.
+        """
+        rows = [{"input": name, **asdict(record)} for name, records in invalid.items() for record in records]
+        self._add_ledgers(flow, rows, late, "batch_id", "input", "partition", "offset")
+
+    def _add_ledgers(self, flow: str, invalid: Sequence[Row], late: Sequence[Row], *late_columns: str) -> None:
+        by_input = ("input",) if "input" in late_columns else ()
+        quarantined = table_rows(self.spark, "delta", quarantine_table(self.target, flow))
+        reasons = select_columns(quarantined, *by_input, "partition", "offset", "reason")
+        self.add(f"quarantine of {flow}", invalid, reasons)
+        dropped = table_rows(self.spark, "delta", late_table(self.target, flow))
+        self.add(f"late rows of {flow}", late, select_columns(dropped, *late_columns))
 
 
 def select_columns(rows: Iterable[Row], *names: str) -> list[Row]:

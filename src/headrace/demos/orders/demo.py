@@ -8,14 +8,14 @@ from typing import Any
 from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
-from headrace.demos.compare import Comparison, Row, table_rows
+from headrace.demos.compare import Comparison, Row
 from headrace.demos.protocol import DemoContext, HasBackfill
 from headrace.demos.records_demo import (
     ModelVerdict,
     PatternGenerator,
     RecordsDemo,
+    TargetComparison,
     batch_ranges,
-    compare_ledgers_by_input,
     read_records,
     select_columns,
 )
@@ -41,7 +41,7 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
     started more than once it also gets the watermarks recorded there. Call when the flows have stopped.
     """
     orders, payments = read_records(target, settings.orders_topic), read_records(target, settings.payments_topic)
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     for how, flow in zip(settings.joins, pattern.flows(settings), strict=True):
         delay, bound = Duration.parse(settings.delay(how)).ms, Duration.parse(settings.bound).ms
         outcome = model.replay(
@@ -52,10 +52,9 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
             recorded=watermarks(spark, target, flow.name) if was_restarted(spark, target, flow.name) else None,
         )
         expected: list[Row] = [row._asdict() for batch in outcome.batches for row in batch]
-        path = settings.table(how)
-        comparison.add(f"delta:{path}", expected, table_rows(spark, "delta", target.table(path)))
+        comparison.add_table(settings.table(how), expected)
         late = [row._asdict() for row in outcome.late]
-        compare_ledgers_by_input(comparison, spark, target, flow.name, outcome.invalid, late)
+        comparison.add_ledgers_by_input(flow.name, outcome.invalid, late)
         if how == hit_rate_join(settings):
             actual_rates = select_columns(hit_rates(spark, target, settings), "minute", "orders", "paid")
             expected_rates = [
