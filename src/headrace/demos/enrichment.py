@@ -107,17 +107,15 @@ def _micros(time: datetime | None) -> int | None:
     return None if time is None else round(time.timestamp() * 1_000_000)
 
 
-def _generator(settings: pattern.EnrichmentSettings) -> EnrichmentTraffic:
-    return EnrichmentTraffic(topic=settings.topic, products_topic=settings.products_topic)
-
-
 @dataclass(frozen=True)
 class EnrichmentDemo(RecordsDemo):
     """Enrichment with its usual settings and triggers short enough to watch."""
 
     title: str = "Enrichment: purchases with their products, including products that arrive later"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = _generator
+    generator: Callable[[Any], PatternGenerator] = lambda settings: EnrichmentTraffic(
+        topic=settings.topic, products_topic=settings.products_topic
+    )
     settings: pattern.EnrichmentSettings = field(
         default_factory=lambda: pattern.EnrichmentSettings(trigger=Every("10 seconds"))
     )

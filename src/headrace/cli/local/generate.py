@@ -1,12 +1,10 @@
 """`headrace generate PATTERN`: send realistic records to Kafka, or print them."""
 
 import os
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event
 from typing import Annotated
@@ -15,6 +13,7 @@ import typer
 
 from headrace.cli.output import JsonOption, emit, err
 from headrace.cli.project import DEFAULT_HOME, HomeOption, local_broker
+from headrace.cli.signals import signal_handler
 from headrace.demos.feeder import SendableRecord, SendResult, find_generator, generate, pace, records_between
 from headrace.errors import HeadraceError
 from headrace.flow.duration import Duration
@@ -82,7 +81,9 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
         seed=seed,
         oversized=oversized,
     )
-    with _stop_on_signals() as stop:
+    # A signal ends the sending: sent records are acknowledged and counted before the exit.
+    stop = Event()
+    with signal_handler(lambda *_: stop.set()):
         if stdout:
             sent, destination = (
                 _print_values(records_between(generator, backfill=history, live=live), stop),
@@ -100,20 +101,6 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
     else:
         kinds = ", ".join(f"{kind} {number:,}" for kind, number in sorted(sent.by_kind.items()))
         err.print(f"Sent {sent.records:,} records to {destination} in {sent.seconds:.1f} s: {kinds or 'none'}.")
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[Event]:
-    """Set an event on Ctrl-C and SIGTERM, so that sent records are acknowledged and counted before the exit."""
-    stop = Event()
-    previous_handlers = {
-        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
 
 
 def _print_values(records: Iterator[SendableRecord], stop: Event) -> SendResult:

@@ -76,17 +76,15 @@ def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool
     return highest_lease(checkpoint) > 1
 
 
-def _generator(settings: pattern.OrderSettings) -> OrderTraffic:
-    return OrderTraffic(topic=settings.orders_topic, payments_topic=settings.payments_topic)
-
-
 @dataclass(frozen=True)
 class OrdersDemo(RecordsDemo, HasBackfill):
     """Orders and payments with their usual settings."""
 
     title: str = "Orders and payments: four joins of two streams within an hour"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = _generator
+    generator: Callable[[Any], PatternGenerator] = lambda settings: OrderTraffic(
+        topic=settings.orders_topic, payments_topic=settings.payments_topic
+    )
     # Delay and bound add up to an hour and a half: with a shorter history no minute is final.
     backfill: timedelta = timedelta(hours=3)
     settings: pattern.OrderSettings = field(default_factory=pattern.OrderSettings)

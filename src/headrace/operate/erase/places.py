@@ -104,7 +104,7 @@ def list_tables(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> L
             location = f"{root}/{path}" if path else root
             name = path if root == lake else location
             kind: TableKind = "recorded" if _is_ledger(name) else "tombstones" if "_tombstones/" in name else "table"
-            columns = _columns(spark, location)
+            columns = tuple(_flat(snapshot(spark, location).schema.jsonValue()["fields"], None))
             tables.append(LakeTable(name, location, kind, columns, tuple(files)))
     return Lake(tuple(tables), other_files)
 
@@ -186,10 +186,6 @@ def _group_files_by_table(sizes: Mapping[str, int]) -> tuple[dict[str, list[str]
         else:
             files_by_table[table].append(path.removeprefix(f"{table}/") if table else path)
     return files_by_table, other_files
-
-
-def _columns(spark: SparkSession, location: str) -> tuple[TableColumn, ...]:
-    return tuple(_flat(snapshot(spark, location).schema.jsonValue()["fields"], None))
 
 
 def _flat(fields: Iterable[dict[str, Any]], parent: TableColumn | None) -> Iterator[TableColumn]:

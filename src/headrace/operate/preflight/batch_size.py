@@ -96,15 +96,9 @@ def measure_rates(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str]
         arrivals = dict(
             zip(sources, pool.map(lambda source: source.arrival_rates(target), sources.values()), strict=True)
         )
+    # Only local checkpoints can be read without Spark. The recorded rate of a flow is not split by input.
+    with_rate = single_input if is_local(target.checkpoints) else set[str]()
     return {
-        # The recorded rate of a flow with several inputs is not split by input.
-        key: MeasuredRates(
-            rate, processed_per_second(target, key[0]) if key[0] in single_input and _readable(target) else None
-        )
+        key: MeasuredRates(rate, processed_per_second(target, key[0]) if key[0] in with_rate else None)
         for key, rate in arrivals.items()
     }
-
-
-def _readable(target: Target) -> bool:
-    """Whether the checkpoints can be read without Spark."""
-    return is_local(target.checkpoints)

@@ -121,7 +121,8 @@ def replay(
         arrived = [verdict for verdict in parsed if not isinstance(verdict, InvalidRecord)]
         still: list[Purchase] = []
         for number, purchase in enumerate([*waiting, *arrived]):
-            match = _find(by_id.get(version, {}).get(purchase.product_id, ()), purchase)
+            products = by_id.get(version, {}).get(purchase.product_id, ())
+            match = next((product for product in products if product.is_valid_at(purchase.event_time_us)), None)
             if match is None:
                 still.append(purchase)
             else:
@@ -144,10 +145,6 @@ def newest_products(records: Iterable[ConsumedRecord]) -> dict[str, Product]:
         if updated_at >= updated.get(product.product_id, updated_at):
             newest[product.product_id], updated[product.product_id] = product, updated_at
     return newest
-
-
-def _find(products: Iterable[Product], purchase: Purchase) -> Product | None:
-    return next((product for product in products if product.is_valid_at(purchase.event_time_us)), None)
 
 
 def _row(purchase: Purchase, product: Product | None, version: int) -> EnrichedPurchase:

@@ -99,11 +99,8 @@ def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[Go
 
 def _merge(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:
     users = frozenset[str]().union(*(part.users for part in parts))
-    return CategorySales(start, end, category, _total(parts), sum(part.orders for part in parts), users)
-
-
-def _total(parts: Iterable[CategorySales]) -> Decimal:
-    return sum((part.revenue for part in parts), Decimal(0))
+    revenue = sum((part.revenue for part in parts), Decimal(0))
+    return CategorySales(start, end, category, revenue, sum(part.orders for part in parts), users)
 
 
 def _category_sales(start: int, end: int, category: str, sales: Sequence[Sale]) -> CategorySales:
