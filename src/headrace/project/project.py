@@ -14,7 +14,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -186,31 +185,25 @@ def _import_module(folder: Path, file: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Under its own name, as a test imports it, so that Python workers can unpickle its functions.
     sys.modules[path.stem] = module
-    with _on_sys_path(folder):
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[path.stem]
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise ConfigError(
-                f"{file} cannot be imported.",
-                why=f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}).",
-                remedy="Correct the file.",
-                code="HR-108",
-            ) from error
+    # Lets the files of a project import each other, as Python does for a script.
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{file} cannot be imported.",
+            why=f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}).",
+            remedy="Correct the file.",
+            code="HR-108",
+        ) from error
     return module
 
 
-@contextmanager
-def _on_sys_path(folder: Path) -> Iterator[None]:
-    """Let the files of a project import each other, as Python does for a script."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    yield
-
-
 def resolve_secret(text: str, setting: str) -> str | Secret:
-    """Return the text, or the secret that it refers to. `place` is the name of the setting in error messages."""
+    """Return the text, or the secret that it refers to. `setting` is its name in error messages."""
     reference = _REFERENCE.match(text.strip())
     if reference is None:
         return text

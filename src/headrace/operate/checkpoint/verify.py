@@ -47,14 +47,7 @@ class CheckpointVerdict:
 
     def as_dict(self) -> dict[str, object]:
         """The verdict as `--json` prints it."""
-        return {
-            "flow": self.flow,
-            "folder": self.folder,
-            "files": self.files,
-            "bytes": self.bytes,
-            "summed": self.summed,
-            "flaws": [asdict(flaw) for flaw in self.flaws],
-        }
+        return asdict(self)
 
 
 def verify(checkpoint: Checkpoint) -> CheckpointVerdict:

@@ -121,11 +121,6 @@ class ProductGenerator:
         """Where products go."""
         return self.settings.products_topic
 
-    @property
-    def seed(self) -> int:
-        """That of the catalogue, which purchases are made from too."""
-        return self.settings.seed
-
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         start = self.settings.milliseconds(from_)
@@ -133,7 +128,7 @@ class ProductGenerator:
         due: list[tuple[int, int, int]] = []
         # Late purchases reach back an hour, to products that were born 40 minutes before.
         for number in count(start // _BORN_EVERY_MS - 3 * _SOLD_FOR):
-            product = entry(self.seed, number)
+            product = entry(self.settings.seed, number)
             # This product and later ones are not announced before this time.
             while due and due[0][0] <= product.born_ms - _AHEAD_MS:
                 if end is not None and due[0][0] >= end:
@@ -161,10 +156,10 @@ class ProductGenerator:
             yield moment, product.number, change
 
     def _event(self, moment: int, number: int, change: int, start: int) -> traffic.GeneratedRecord:
-        product = entry(self.seed, number)
+        product = entry(self.settings.seed, number)
         text = (
             f'{{"product_id":"{product.product_id}","name":{json.dumps(product.name)},'
-            f'"category":"{product.category}","price":{price(self.seed, product, change)},'
+            f'"category":"{product.category}","price":{price(self.settings.seed, product, change)},'
             f'"updated_at":"{traffic.iso(moment)}"}}'
         )
         kind = "price" if change else "product"

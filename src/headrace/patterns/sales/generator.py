@@ -39,6 +39,7 @@ CATEGORIES = (
     Category("garden", "gar", 0.2, 35.0, 150),
 )
 
+_WEIGHTS = tuple(accumulate(category.size for category in CATEGORIES))
 _USERS = 200_000
 _REFUNDS = 0.02
 
@@ -48,13 +49,9 @@ class _Simulation(traffic.IndependentEvents):
 
     kind = "sale"
 
-    def __init__(self, settings: traffic.Traffic, start_ms: int) -> None:
-        super().__init__(settings, start_ms)
-        self._weights = list(accumulate(category.size for category in CATEGORIES))
-
     def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
         draw = self.random
-        category = CATEGORIES[traffic.weighted_index(self._weights, draw())]
+        category = CATEGORIES[traffic.weighted_index(_WEIGHTS, draw())]
         product = f"{category.code}-{int(draw() * category.products):04d}"
         # The square crowds the draws at the front: a tenth of the users makes a third of the sales.
         user = int(draw() ** 2 * _USERS)
