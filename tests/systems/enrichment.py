@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from headrace.clients.topics import create_topics
 from headrace.demos.enrichment import EnrichmentComparison, compare
-from headrace.demos.feeder import Generator, SendableRecord, generate
+from headrace.demos.feeder import Generator, generate
 from headrace.demos.records_demo import read_records
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
@@ -20,6 +20,7 @@ from headrace.flow.target import Target
 from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import PRODUCT, EnrichmentSettings, flows
 from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseTraffic
+from headrace.patterns.traffic import GeneratedRecord
 from headrace.sources.kafka.source import KafkaSource
 from systems.past_traffic import NOW
 
@@ -72,7 +73,7 @@ class Until:
     def __init__(self, records: Generator, first: int, last: int) -> None:
         self._records, self._first, self._last = records, first, last
 
-    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[SendableRecord]:
+    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[GeneratedRecord]:
         first, last = (NOW - timedelta(minutes=minutes) for minutes in (self._first, self._last))
         return self._records.events(first, last)
 

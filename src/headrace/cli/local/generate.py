@@ -14,10 +14,11 @@ import typer
 from headrace.cli.output import JsonOption, emit, err
 from headrace.cli.project import DEFAULT_HOME, HomeOption, local_broker
 from headrace.cli.signals import signal_handler
-from headrace.demos.feeder import SendableRecord, SendResult, find_generator, generate, pace, records_between
+from headrace.demos.feeder import SendResult, find_generator, generate, pace, records_between
 from headrace.errors import HeadraceError
 from headrace.flow.duration import Duration
 from headrace.flow.target import Target
+from headrace.patterns.traffic import GeneratedRecord
 
 
 def parse_share(option: str, text: str) -> float:
@@ -103,7 +104,7 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
         err.print(f"Sent {sent.records:,} records to {destination} in {sent.seconds:.1f} s: {kinds or 'none'}.")
 
 
-def _print_values(records: Iterator[SendableRecord], stop: Event) -> SendResult:
+def _print_values(records: Iterator[GeneratedRecord], stop: Event) -> SendResult:
     """Write one value per line; a record without a value is an empty line."""
     counts: Counter[str] = Counter()
     started = time.monotonic()
