@@ -29,7 +29,7 @@ from headrace.demos.feeder import generate
 from headrace.flow.flow import Flow
 from headrace.operate.run import Application
 from headrace.patterns.iot.flows import IotSettings, flows
-from headrace.patterns.iot.generator import IotGenerator, IotTraffic
+from headrace.patterns.iot.generator import IotTraffic
 from headrace.runtime.events import BatchCommitted, FlowEvent
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def skew(spark: SparkSession, target: Target, rows: int, rounds: int) -> dict[st
     topics = dict[float, IotSettings]()
     for busiest in (EVEN, HOT):
         topics[busiest] = settings_for(f"skew-{busiest:g}", target)
-        readings = IotGenerator(IotTraffic(rate=_RATE, busiest=busiest))
+        readings = IotTraffic(rate=_RATE, busiest=busiest)
         generate(readings, target, topic=topics[busiest].topic, backfill=timedelta(seconds=rows / _RATE), live=_NOTHING)
     ratios_by_flow = dict[str, object]()
     for number, flow in enumerate(flows()):
@@ -103,7 +103,7 @@ def _drained(spark: SparkSession, target: Target, topic: IotSettings, number: in
 def sustained(spark: SparkSession, target: Target, rate: float, seconds: float, bound: int) -> dict[str, object]:
     """Begin with a backlog of four batches, let readings continue to arrive, and return the time of every batch."""
     settings = replace(settings_for("sustained", target), max_offsets=bound, trigger=Every("10 seconds"))
-    readings = IotGenerator(IotTraffic(rate=rate))
+    readings = IotTraffic(rate=rate)
     generate(readings, target, topic=settings.topic, backfill=timedelta(seconds=4 * bound / rate), live=_NOTHING)
     application = Application(spark, target, flows(settings))
     began, taken, batches = time.monotonic(), dict[str, int](), list[dict[str, object]]()

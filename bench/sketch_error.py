@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.patterns.sales.flows import SalesSettings, category_sales, roll_up
-from headrace.testing.session import local_session
+from headrace.testing.rehearsal import local_session
 
 _GROUPS = 100
 _WINDOWS = 12

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from headrace.patterns.iot.model import DeviceMetrics, Reading, device_metrics
-from headrace.patterns.orders.model import Joined, JoinFlow, Order, Payment, parse_order, parse_payment
+from headrace.patterns.orders.model import ORDER, PAYMENT, Joined, JoinFlow, Order, Payment
 from headrace.patterns.records import MINUTE_MS, ConsumedRecord, InvalidRecord
 from headrace.patterns.rides.model import city_rides, surge
 from headrace.patterns.window_model import WindowFlow
@@ -36,8 +36,8 @@ def daily_rows(
     orders: Iterable[ConsumedRecord], payments: Iterable[ConsumedRecord], flow: JoinFlow, start: int, end: int
 ) -> list[Joined]:
     """Return the expected rows of a join for a time range: every record counts once, even if it was late."""
-    all_orders = {row for record in orders if isinstance(row := parse_order(record), Order)}
-    all_payments = {paid for record in payments if isinstance(paid := parse_payment(record), Payment)}
+    all_orders = {row for record in orders if isinstance(row := ORDER.parse(record), Order)}
+    all_payments = {paid for record in payments if isinstance(paid := PAYMENT.parse(record), Payment)}
     by_id: dict[str, list[Order]] = {}
     for order in all_orders:
         by_id.setdefault(order.order_id, []).append(order)

@@ -12,8 +12,8 @@ import pytest
 from headrace.audit.flow_audit import late_table, quarantine_table
 from headrace.demos.compare import Comparison, table_rows, topic_rows
 from headrace.demos.iot import IotDemo
-from headrace.demos.model_inputs import read_records
 from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import read_records
 from headrace.operate.run import Application
 from headrace.patterns.iot.flows import flows
 from model_examples import DEVICE_METRICS, recompute

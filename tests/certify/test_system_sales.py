@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.audit.flow_audit import quarantine_table
-from headrace.demos.compare import Comparison
 from headrace.demos.protocol import DemoContext, DemoSettings
+from headrace.demos.records_demo import TargetComparison
 from headrace.demos.sales import SalesDemo, add_gold, expected_gold, gold_rows, replay_model, sketch_errors
-from headrace.operate.late.repair import open_repair
+from headrace.operate.late.repair import Repair
 from headrace.operate.run import Application
 from headrace.patterns.sales.flows import flows
 from systems.killed_driver import target_for
@@ -61,15 +61,15 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
     reasons = {row.reason for row in spark.read.format("delta").load(quarantine_table(target, gold.name)).collect()}
     assert reasons >= {"null_value", "malformed_json", "missing:amount", "wrong_type:amount", "event_time_in_future"}
 
-    with open_repair(spark, target, gold) as work:
+    with Repair.open(spark, target, gold) as work:
         plan = work.plan()
         work.apply(plan)
 
     assert plan.changed > 0
     assert plan.left == ()
-    repaired = Comparison()
+    repaired = TargetComparison(spark=spark, target=target)
     outcome = replay_model(spark, target, gold, settings, delay_ms=NEVER_LATE_MS)
-    add_gold(repaired, spark, target, settings, outcome)
+    add_gold(repaired, settings, outcome)
     assert repaired.differences == []
     assert versions_that_do_not_add_up(spark, target, settings) == []
     # A few hundred users of a category: a sketch of 4,096 registers knows nearly each of them.

@@ -19,8 +19,7 @@ from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.backup import back_up
 from headrace.operate.checkpoint.restore import plan_restore, require_sinks_not_ahead, restore
-from headrace.operate.checkpoint.row_counts import count_rows
-from headrace.operate.checkpoint.show import show
+from headrace.operate.checkpoint.show import count_rows, show
 from headrace.operate.checkpoint.verify import verify
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.checkpoint.checkpoint import Checkpoint

@@ -27,8 +27,7 @@ from headrace import (
     Target,
     Watermark,
 )
-from headrace.operate.late.plan import RepairPlan
-from headrace.operate.late.repair import open_repair
+from headrace.operate.late.repair import Repair, RepairPlan
 from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -112,7 +111,7 @@ def standing(result: Rehearsal, folder: Path) -> Flow:
 
 
 def repaired(spark: SparkSession, target: Target, flow: Flow) -> RepairPlan:
-    with open_repair(spark, target, flow) as work:
+    with Repair.open(spark, target, flow) as work:
         plan = work.plan()
         if plan.windows:
             work.apply(plan)
@@ -195,7 +194,7 @@ def test_sliding_windows_are_merged_by_key_only_those_that_were_closed_and_only_
     assert table()["south", 35] == (1, Decimal("128.00"))
 
     def refused(changed: Flow) -> str:
-        with pytest.raises(HeadraceError) as error, open_repair(spark, result.target, changed) as work:
+        with pytest.raises(HeadraceError) as error, Repair.open(spark, result.target, changed) as work:
             work.plan()
         return error.value.code
 

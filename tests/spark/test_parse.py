@@ -16,8 +16,8 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import Watermark
 from headrace.ingest.parse import invalid_rows, valid_rows, validate
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
+from headrace.patterns.rides import model
 from headrace.patterns.rides.flows import RIDE
-from headrace.patterns.rides.model import parse_ride
 from headrace.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_the_rows_that_are_not_invalid_are_the_valid_ones(spark: SparkSession) -
 
 @pytest.mark.parametrize(("value", "expected"), SHARED)
 def test_the_model_classifies_records_like_the_table(value: bytes | None, expected: str) -> None:
-    verdict = parse_ride(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
+    verdict = model.RIDE.parse(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
     assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == expected
 
 
@@ -272,7 +272,7 @@ payloads_of_any_kind = st.one_of(
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 def test_spark_and_the_model_agree_on_any_payload(spark: SparkSession, values: list[bytes]) -> None:
     def by_model(value: bytes) -> str:
-        verdict = parse_ride(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
+        verdict = model.RIDE.parse(ConsumedRecord(0, 0, round(SENT.timestamp() * 1000), b"k", value))
         return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
     actual = verdicts(spark, [(b"k", value) for value in values], RIDES)

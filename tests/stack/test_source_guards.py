@@ -23,7 +23,7 @@ from headrace.flow.inputs import Input
 from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.operate.preflight.measure import measure_rates
+from headrace.operate.preflight.batch_size import measure_rates
 from headrace.operate.run import Application, FlowFigures
 from headrace.runtime.events import EventBus
 from headrace.runtime.session import flow_session

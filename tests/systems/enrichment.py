@@ -11,15 +11,16 @@ from pyspark.sql import functions as F
 
 from headrace.clients.topics import create_topics
 from headrace.demos.enrichment import EnrichmentComparison, compare
-from headrace.demos.feeder import Generator, SendableRecord, generate
-from headrace.demos.model_inputs import read_records
+from headrace.demos.feeder import Generator, generate
+from headrace.demos.records_demo import read_records
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.operate.run import Application
 from headrace.patterns.enrichment.flows import PRODUCT, EnrichmentSettings, flows
-from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseGenerator, PurchaseTraffic
+from headrace.patterns.enrichment.generator import ProductGenerator, PurchaseTraffic
+from headrace.patterns.traffic import GeneratedRecord
 from headrace.sources.kafka.source import KafkaSource
 from systems.past_traffic import NOW
 
@@ -61,7 +62,7 @@ def send_before_the_kill(target: Target) -> None:
 
 def traffic_for(settings: EnrichmentSettings) -> PurchaseTraffic:
     shares = PurchaseTraffic(rate=4, late=0.02, duplicates=0.02, malformed=0.02, seed=11)
-    return replace(shares, purchases_topic=settings.topic, products_topic=settings.products_topic)
+    return replace(shares, topic=settings.topic, products_topic=settings.products_topic)
 
 
 class Until:
@@ -72,13 +73,13 @@ class Until:
     def __init__(self, records: Generator, first: int, last: int) -> None:
         self._records, self._first, self._last = records, first, last
 
-    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[SendableRecord]:
+    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[GeneratedRecord]:
         first, last = (NOW - timedelta(minutes=minutes) for minutes in (self._first, self._last))
         return self._records.events(first, last)
 
 
 def send_purchases(target: Target, settings: EnrichmentSettings, first: int, last: int) -> int:
-    records = PurchaseGenerator(traffic_for(settings))
+    records = traffic_for(settings)
     return generate(Until(records, first, last), target, topic=settings.topic).records
 
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.clients.topics import create_topics
-from headrace.demos.feeder import SendableRecord, generate
+from headrace.demos.feeder import generate
 from headrace.demos.iot import IotDemo, size
-from headrace.demos.model_inputs import batch_ranges, read_records
 from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import batch_ranges, read_records
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
@@ -71,7 +71,7 @@ class Returned:
 
     past: Past
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[SendableRecord]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         yield from self.past.events(from_, until)
         now = round(NOW.timestamp() * 1000)
         for minute in range(0, 360, 3):

@@ -27,7 +27,7 @@ from headrace.cli.project import load_project
 from headrace.clients.kafka import admin_client, read_stable, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
-from headrace.operate.late.repair import open_repair
+from headrace.operate.late.repair import Repair
 from headrace.operate.quarantine.redrive import Redrive, open_redrive
 from headrace.operate.run import Application
 from systems import late_run
@@ -201,7 +201,7 @@ def test_a_window_whose_rows_are_missing_is_not_repaired_and_the_others_are(plac
     truncated = client.delete_records([TopicPartition(place.topic, 0, 3)])
     assert [item.result().low_watermark for item in truncated.values()] == [3]
 
-    with open_repair(place.spark, target, flow) as work:
+    with Repair.open(place.spark, target, flow) as work:
         plan = work.plan()
         work.apply(plan)
 

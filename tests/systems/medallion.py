@@ -14,7 +14,7 @@ from headrace.audit.flow_audit import quarantine_table
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Row, table_rows
 from headrace.demos.feeder import generate
-from headrace.demos.model_inputs import read_records
+from headrace.demos.records_demo import read_records
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow, Every
 from headrace.flow.target import Target

@@ -14,13 +14,13 @@ from headrace.cli.main import app
 from headrace.clients.topics import create_topics
 from headrace.demos.compare import Comparison, Row, table_rows
 from headrace.demos.feeder import generate
-from headrace.demos.model_inputs import batch_ranges, read_records
+from headrace.demos.records_demo import batch_ranges, read_records
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow
 from headrace.flow.target import Target
 from headrace.patterns.orders import model
 from headrace.patterns.orders.flows import NAMES, Join, OrderSettings, flows
-from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from headrace.patterns.orders.generator import OrderTraffic
 from model_examples import JOINS, daily_rows
 from systems.past_traffic import NOW, Past
 
@@ -60,20 +60,15 @@ def filled(target: Target, settings: OrderSettings, hours: float, rate: float) -
     """Make the topics, send the records of some hours, and return how many there are."""
     create_topics(target.kafka, dict.fromkeys(settings.topics, 2))
     traffic = OrderTraffic(
-        rate,
-        late=0.05,
-        malformed=0.01,
-        seed=11,
-        orders_topic=settings.orders_topic,
-        payments_topic=settings.payments_topic,
+        rate, late=0.05, malformed=0.01, seed=11, topic=settings.orders_topic, payments_topic=settings.payments_topic
     )
-    return generate(Past(OrderGenerator(traffic), hours), target).records
+    return generate(Past(traffic, hours), target).records
 
 
 def newest(target: Target, settings: OrderSettings, delay_ms: int) -> dict[str, int]:
     """Return, by input, the watermark of its newest good record."""
-    orders = [model.parse_order(record) for record in read_records(target, settings.orders_topic)]
-    payments = [model.parse_payment(record) for record in read_records(target, settings.payments_topic)]
+    orders = [model.ORDER.parse(record) for record in read_records(target, settings.orders_topic)]
+    payments = [model.PAYMENT.parse(record) for record in read_records(target, settings.payments_topic)]
     return {
         "orders": max(order.order_time for order in orders if isinstance(order, model.Order)) - delay_ms,
         "payments": max(payment.pay_time for payment in payments if isinstance(payment, model.Payment)) - delay_ms,
@@ -137,12 +132,12 @@ def reconciled(
         lone = {row["order_id"] for row in before if row["order_time"] is None and start <= _moment(row) < end}
         assert lone & {row.order_id for row in due if row.order_time is not None and row.pay_time is not None}
     alone = daily_rows(*records, JOINS["full"], start, end)
-    assert plan["never_came"] == {
+    assert plan["unmatched"] == {
         "payment(s) of an order": sum(row.pay_time is None for row in alone),
         "order(s) of a payment": sum(row.order_time is None for row in alone),
     }
     assert {item["order_id"] for item in plan["alone"]} <= {row.order_id for row in alone if None in row}
-    assert len(plan["alone"]) == sum(min(20, count) for count in plan["never_came"].values()) > 20
+    assert len(plan["alone"]) == sum(min(20, count) for count in plan["unmatched"].values()) > 20
     code, again = command(NAMES[how])
     assert (code, again["flows"][0]["added"], again["flows"][0]["removed"]) == (0, {}, {})
 

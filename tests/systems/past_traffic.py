@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 
 from headrace.clients.positions import end_offsets
-from headrace.demos.feeder import Generator, SendableRecord
+from headrace.demos.feeder import Generator
 from headrace.flow.target import Target
+from headrace.patterns.traffic import GeneratedRecord
 
 # Windows of a day that is over.
 NOW = datetime(2026, 3, 2, 18, 0, tzinfo=UTC)
@@ -27,7 +28,7 @@ class Past:
     def topic(self) -> str:
         return self.records.topic
 
-    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[SendableRecord]:
+    def events(self, _from: datetime, _until: datetime | None = None) -> Iterator[GeneratedRecord]:
         return self.records.events(NOW - timedelta(hours=self.hours), NOW)
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from headrace.clients.topics import create_topics
 from headrace.demos.feeder import generate
-from headrace.demos.model_inputs import read_records
 from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import read_records
 from headrace.demos.sales import SalesDemo, gold_rows, sum_mismatches
 from headrace.flow.flow import Flow
 from headrace.flow.levers import AvailableNow

@@ -29,7 +29,7 @@ from headrace.audit.throughput import Throughput, processed_per_second
 from headrace.flow.checks.backpressure import AvailableResources, MeasuredRates, bound_for_rate, choose_batch_size
 from headrace.flow.levers import Trigger
 from headrace.flow.source import AutoBatchSize, Bounded, Source
-from headrace.operate.preflight.measure import measure_rates
+from headrace.operate.preflight.batch_size import measure_rates
 from headrace.runtime.events import BatchCommitted, EventBus
 
 ROW = StructType([StructField("id", StringType())])

@@ -25,12 +25,11 @@ from headrace.flow.run_cache import RunCache
 from headrace.flow.target import Target
 from headrace.operate.checkpoint import restore as checkpoint_restore
 from headrace.operate.checkpoint.backup import back_up
-from headrace.operate.checkpoint.checksums import matches_hadoop_checksum, matches_spark_checksum
 from headrace.operate.checkpoint.find import find_checkpoint
 from headrace.operate.checkpoint.offsets import next_reads
 from headrace.operate.checkpoint.restore import plan_restore, restore
 from headrace.operate.checkpoint.show import show
-from headrace.operate.checkpoint.verify import verify
+from headrace.operate.checkpoint.verify import matches_hadoop_checksum, matches_spark_checksum, verify
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import require_intact
 from headrace.runtime.checkpoint.lease import acquire_lease

@@ -7,14 +7,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from headrace.patterns.enrichment.flows import EnrichmentSettings, flows
-from headrace.patterns.enrichment.generator import (
-    MALFORMED,
-    EnrichmentGenerator,
-    ProductGenerator,
-    PurchaseGenerator,
-    PurchaseTraffic,
-)
-from headrace.patterns.enrichment.model import Product, newest_products, parse_purchase, replay
+from headrace.patterns.enrichment.generator import MALFORMED, EnrichmentTraffic, ProductGenerator, PurchaseTraffic
+from headrace.patterns.enrichment.model import PURCHASE, Product, newest_products, replay
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.sinks.delta.policy import TablePolicy
 
@@ -78,9 +72,9 @@ def test_by_event_time_the_valid_row_is_taken_up_to_its_end():
 
 
 def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_purchase():
-    created = PurchaseGenerator(PurchaseTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3))
+    created = PurchaseTraffic(rate=20, malformed=0.2).events(DAY, DAY + timedelta(minutes=3))
     verdicts = [
-        (item.kind, parse_purchase(ConsumedRecord(0, 0, item.arrival_ms, item.key, item.value))) for item in created
+        (item.kind, PURCHASE.parse(ConsumedRecord(0, 0, item.arrival_ms, item.key, item.value))) for item in created
     ]
 
     assert {kind for kind, verdict in verdicts if isinstance(verdict, InvalidRecord)} == set(MALFORMED)
@@ -118,16 +112,17 @@ def test_both_tables_have_the_declared_policy():
 
 def test_both_come_in_one_stream_in_order_each_on_its_topic():
     settings, end = PurchaseTraffic(rate=5, products_topic="known"), DAY + timedelta(minutes=10)
-    created = list(EnrichmentGenerator(settings).events(DAY, end))
+    both = EnrichmentTraffic(rate=5, products_topic="known")
+    created = list(both.events(DAY, end))
 
     assert [item.arrival_ms for item in created] == sorted(item.arrival_ms for item in created)
     products = [item for item in created if item.topic == "known"]
     assert products == list(ProductGenerator(settings).events(DAY, end))
     # None is the topic of the generator itself.
     purchases = [item for item in created if item.topic is None]
-    assert purchases == list(PurchaseGenerator(settings).events(DAY, end))
+    assert purchases == list(settings.events(DAY, end))
     assert len(products) + len(purchases) == len(created)
-    assert EnrichmentGenerator(settings).topic == "purchases"
+    assert both.topic == "purchases"
     # What is known at the first moment comes before the first purchase.
     assert created.index(purchases[0]) > 100
 
@@ -141,9 +136,7 @@ def test_some_products_are_bought_before_they_are_announced_and_some_never_are()
     }
     bought = {
         (json.loads(event.value or b"")["product_id"], event.arrival_ms)
-        for event in PurchaseGenerator(PurchaseTraffic(rate=5, malformed=0, late=0)).events(
-            hour - timedelta(minutes=9), hour
-        )
+        for event in PurchaseTraffic(rate=5, malformed=0, late=0).events(hour - timedelta(minutes=9), hour)
     }
     before = {name for name, at in bought if name in announced and at < announced[name]}
     never = {name for name, _ in bought} - announced.keys()

@@ -18,7 +18,7 @@ from headrace.cli.main import app
 from headrace.demos.feeder import find_generator, generate, generators, pace
 from headrace.errors import ConfigError, ServiceUnavailable
 from headrace.flow.target import Target
-from headrace.patterns.rides.generator import RideGenerator, RideTraffic
+from headrace.patterns.rides.generator import RideTraffic
 from headrace.patterns.traffic import GeneratedRecord
 
 runner = CliRunner()
@@ -136,5 +136,5 @@ def test_a_broker_that_is_down_is_named_and_nothing_is_sent(monkeypatch: pytest.
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         target = Target("test", lake=".", checkpoints=".", kafka={"bootstrap.servers": address})
         with pytest.raises(ServiceUnavailable, match="HR-601") as raised:
-            generate(RideGenerator(RideTraffic(rate=1)), target, live=timedelta(0))
+            generate(RideTraffic(rate=1), target, live=timedelta(0))
     assert address in raised.value.what

@@ -15,10 +15,9 @@ from hypothesis import given, settings, strategies as st
 from headrace.errors import ConfigError
 from headrace.flow.duration import Duration
 from headrace.flow.levers import Every
-from headrace.patterns.iot.flows import IotSettings, flows
-from headrace.patterns.iot.generator import MALFORMED, IotGenerator, IotTraffic
-from headrace.patterns.iot.model import DeviceMetrics, DeviceStatusRow, parse_reading, replay_silences
-from headrace.patterns.iot.silence import Silence
+from headrace.patterns.iot.flows import IotSettings, Silence, flows
+from headrace.patterns.iot.generator import MALFORMED, IotTraffic
+from headrace.patterns.iot.model import READING, DeviceMetrics, DeviceStatusRow, replay_silences
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import replay
 from headrace.runtime.guards.guard import InputProgress
@@ -139,7 +138,7 @@ def test_a_batch_of_everything_counts_what_the_stream_left_out_as_late() -> None
     ],
 )
 def test_a_record_that_is_no_reading_is_invalid_with_its_reason(changes: dict[str, object], reason: str) -> None:
-    verdict = parse_reading(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
+    verdict = READING.parse(ConsumedRecord(0, 0, ms(60), b"k", json.dumps({**reading(0), **changes}).encode()))
     assert (verdict.reason if isinstance(verdict, InvalidRecord) else "good") == reason
 
 
@@ -286,8 +285,8 @@ def test_a_plant_that_falls_silent_completely_is_reported_within_25_minutes() ->
 
 def test_the_same_seed_results_in_the_same_readings_with_a_share_per_device_and_silences() -> None:
     traffic = IotTraffic(rate=20, late=0.02, duplicates=0.01, malformed=0.01, busiest=0.3)
-    created = list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
-    assert created == list(IotGenerator(traffic).events(NOON, NOON + timedelta(hours=1.5)))
+    created = list(traffic.events(NOON, NOON + timedelta(hours=1.5)))
+    assert created == list(traffic.events(NOON, NOON + timedelta(hours=1.5)))
 
     devices = Counter(record.key for record in created)
     assert devices[b"dev-0000"] / len(created) == pytest.approx(0.3, abs=0.02)

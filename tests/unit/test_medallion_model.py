@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from headrace.patterns.medallion import model
 from headrace.patterns.medallion.flows import RULES
-from headrace.patterns.medallion.generator import MALFORMED, WebOrderGenerator, WebOrderTraffic
+from headrace.patterns.medallion.generator import MALFORMED, WebOrderTraffic
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
@@ -87,8 +87,8 @@ def test_gold_adds_up_exactly_by_day_and_country() -> None:
 
 def test_the_same_seed_results_in_the_same_orders_and_some_violate_each_rule_except_the_last() -> None:
     traffic = WebOrderTraffic(rate=20, late=0.02, duplicates=0.02, malformed=0.02)
-    created = list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
-    assert created == list(WebOrderGenerator(traffic).events(NOON, NOON + timedelta(minutes=10)))
+    created = list(traffic.events(NOON, NOON + timedelta(minutes=10)))
+    assert created == list(traffic.events(NOON, NOON + timedelta(minutes=10)))
     kinds = Counter(record.kind for record in created)
     assert {"order", "late", "duplicate", *MALFORMED} == set(kinds)
     actual = model.silver(ConsumedRecord(0, n, item.arrival_ms, item.key, item.value) for n, item in enumerate(created))

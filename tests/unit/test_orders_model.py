@@ -14,16 +14,16 @@ from headrace.cli.main import app
 from headrace.demos.protocol import DemoSettings
 from headrace.operate.run import FlowFigures
 from headrace.patterns.orders.flows import OrderSettings
-from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from headrace.patterns.orders.generator import OrderTraffic
 from headrace.patterns.orders.model import (
+    ORDER,
+    PAYMENT,
     Joined,
     JoinFlow,
     LateRecord,
     Order,
     Payment,
     paid_by_minute,
-    parse_order,
-    parse_payment,
     replay,
 )
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
@@ -180,12 +180,12 @@ def test_the_state_is_each_rate_times_the_retention_of_its_rows():
 
 
 def test_generated_records_are_what_they_are_counted_as():
-    traffic = OrderGenerator(OrderTraffic(rate=2, late=0.05, malformed=0.02, seed=3))
+    traffic = OrderTraffic(rate=2, late=0.05, malformed=0.02, seed=3)
     records = list(traffic.events(NOW - timedelta(hours=4), NOW))
     kinds = Counter(record.kind for record in records)
     assert {"order", "payment", "late", "duplicate", "null_key", "truncated", "far_future"} <= set(kinds)
     verdicts = [
-        (record, (parse_order if record.topic == "orders" else parse_payment)(_consumed(record))) for record in records
+        (record, (ORDER.parse if record.topic == "orders" else PAYMENT.parse)(_consumed(record))) for record in records
     ]
     good = {"order": Order, "payment": Payment}
     assert all(isinstance(verdict, good[record.kind]) for record, verdict in verdicts if record.kind in good)
@@ -194,13 +194,13 @@ def test_generated_records_are_what_they_are_counted_as():
 
 
 def test_some_orders_come_long_after_their_payment_and_too_late():
-    traffic = OrderGenerator(OrderTraffic(rate=2, late=0.05, seed=3))
+    traffic = OrderTraffic(rate=2, late=0.05, seed=3)
     paid, actual = dict[str, int](), 0
     for record in traffic.events(NOW - timedelta(hours=4), NOW):
         if record.kind == "payment":
             paid[json.loads(record.value)["order_id"]] = record.arrival_ms
         elif record.kind == "late" and record.topic == "orders":
-            order = parse_order(_consumed(record))
+            order = ORDER.parse(_consumed(record))
             assert isinstance(order, Order)
             actual += order.order_id in paid
             assert record.arrival_ms - order.order_time >= 45 * 60_000
@@ -208,7 +208,7 @@ def test_some_orders_come_long_after_their_payment_and_too_late():
 
 
 def test_the_same_seed_and_time_result_in_the_same_bytes():
-    traffic = OrderGenerator(OrderTraffic(rate=5))
+    traffic = OrderTraffic(rate=5)
     first, again = (list(traffic.events(NOW, NOW + timedelta(minutes=3))) for _ in range(2))
     assert first == again
 

@@ -52,7 +52,7 @@ def target(tmp_path: Path) -> Target:
 
 def work(target: Target, monkeypatch: pytest.MonkeyPatch, watermark_ms: int | None = None) -> JoinReconciliation:
     """Return the reconciliation of a flow without batches, or with one that ran with a watermark."""
-    monkeypatch.setattr("headrace.demos.orders.reconcile.flow_session", lambda *_arguments: None)
+    monkeypatch.setattr("headrace.operate.late.replayable_rows.flow_session", lambda *_arguments: None)
     checkpoint = Checkpoint.of(LEFT.name, target)
     if watermark_ms is not None:
         settings = json.dumps({"batchWatermarkMs": watermark_ms, "batchTimestampMs": 1, "conf": {}})

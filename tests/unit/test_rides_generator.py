@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from headrace.errors import ConfigError
 from headrace.patterns.records import ConsumedRecord
-from headrace.patterns.rides.generator import CITIES, MALFORMED, RideGenerator, RideTraffic
+from headrace.patterns.rides.generator import CITIES, MALFORMED, RideTraffic
 from headrace.patterns.traffic import GeneratedRecord
 from headrace.patterns.window_model import replay
 from model_examples import SURGE
@@ -25,7 +25,7 @@ GOOD = {"ride", "late", "duplicate"}
 
 
 def records(given: RideTraffic, *, minutes: float) -> list[GeneratedRecord]:
-    return list(RideGenerator(given).events(NOW, NOW + timedelta(minutes=minutes)))
+    return list(given.events(NOW, NOW + timedelta(minutes=minutes)))
 
 
 def fields(record: GeneratedRecord) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_the_same_seed_results_in_the_same_records_and_another_seed_in_others(
 
 def test_a_longer_stream_starts_with_the_shorter_one() -> None:
     shorter = records(CLEAN, minutes=1)
-    assert list(islice(RideGenerator(CLEAN).events(NOW), len(shorter))) == shorter
+    assert list(islice(CLEAN.events(NOW), len(shorter))) == shorter
 
 
 def test_records_arrive_at_the_rate_and_in_order() -> None:
@@ -162,7 +162,7 @@ def test_a_duplicate_is_a_recent_record_byte_for_byte() -> None:
 def test_a_city_rides_more_in_its_rush_hours_than_in_its_night() -> None:
     def share_of_tokyo(hour_in_utc: int) -> float:
         start = NOW.replace(hour=hour_in_utc)
-        created = list(RideGenerator(replace(CLEAN, rate=20)).events(start, start + timedelta(minutes=5)))
+        created = list(replace(CLEAN, rate=20).events(start, start + timedelta(minutes=5)))
         return sum(record.key == b"Tokyo" for record in created) / len(created)
 
     night, morning, evening = share_of_tokyo(18), share_of_tokyo(23), share_of_tokyo(9)
@@ -212,4 +212,4 @@ def test_one_city_alone_can_ride() -> None:
 
 def test_a_moment_without_a_zone_is_refused() -> None:
     with pytest.raises(ConfigError, match="no time zone"):
-        list(RideGenerator().events(datetime(2024, 5, 6)))  # noqa: DTZ001
+        list(RideTraffic().events(datetime(2024, 5, 6)))  # noqa: DTZ001

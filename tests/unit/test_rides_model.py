@@ -14,16 +14,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from headrace.patterns.records import LARGEST_VALUE, ConsumedRecord, InvalidRecord
-from headrace.patterns.rides.generator import MALFORMED, RideGenerator, RideTraffic
-from headrace.patterns.rides.model import (
-    DRIVER_METRICS,
-    CityRides,
-    DriverMetrics,
-    Ride,
-    Surge,
-    parse_ride,
-    surge_multiplier,
-)
+from headrace.patterns.rides.generator import MALFORMED, RideTraffic
+from headrace.patterns.rides.model import DRIVER_METRICS, RIDE, CityRides, DriverMetrics, Ride, Surge, surge_multiplier
 from headrace.patterns.window_model import WindowFlow, replay
 from model_examples import CITY_RIDES, SURGE
 
@@ -55,7 +47,7 @@ def consumed(value: bytes | None, *, key: bytes | None = b"Paris", sent: datetim
 
 
 def reason(value: bytes | None, **given: object) -> str:
-    verdict = parse_ride(consumed(value, **given))  # type: ignore[arg-type]
+    verdict = RIDE.parse(consumed(value, **given))  # type: ignore[arg-type]
     return verdict.reason if isinstance(verdict, InvalidRecord) else "good"
 
 
@@ -150,7 +142,7 @@ def test_size_is_validated_before_the_key_and_the_key_before_the_payload() -> No
 
 
 def test_a_fare_has_two_decimals_and_a_time_is_utc() -> None:
-    good = parse_ride(
+    good = RIDE.parse(
         consumed(json.dumps(event(fare_amount=12.345, event_time="2024-05-06T14:00:00.0019+02:00")).encode())
     )
     assert isinstance(good, Ride)
@@ -160,9 +152,9 @@ def test_a_fare_has_two_decimals_and_a_time_is_utc() -> None:
 
 def test_every_malformed_kind_of_the_generator_is_invalid_and_everything_else_is_a_ride() -> None:
     reasons: dict[str, set[str]] = {}
-    stream = RideGenerator(RideTraffic(rate=100, malformed=0.2, oversized=True))
+    stream = RideTraffic(rate=100, malformed=0.2, oversized=True)
     for n, created in enumerate(stream.events(NOW, NOW + timedelta(seconds=30))):
-        verdict = parse_ride(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
+        verdict = RIDE.parse(ConsumedRecord(0, n, created.arrival_ms, created.key, created.value))
         reasons.setdefault(created.kind, set()).add(verdict.reason if isinstance(verdict, InvalidRecord) else "good")
     assert reasons == {
         "ride": {"good"},
@@ -405,13 +397,13 @@ def test_any_split_and_any_order_within_the_delay_ends_in_the_same_state(
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 300), max_size=8))
 def test_every_counted_row_is_either_late_or_in_exactly_one_group(seed: int, cuts: list[int]) -> None:
-    stream = RideGenerator(RideTraffic(rate=0.1, late=0.2, malformed=0.1, seed=seed))
+    stream = RideTraffic(rate=0.1, late=0.2, malformed=0.1, seed=seed)
     created = list(stream.events(NOW, NOW + timedelta(minutes=50)))
     records = [ConsumedRecord(0, n, record.arrival_ms, record.key, record.value) for n, record in enumerate(created)]
     bounds = [0, *sorted(min(cut, len(created)) for cut in cuts), len(created)]
     batches = [{0: span} for span in pairwise(bounds)]
     outcome = replay(records, batches, DRIVER_METRICS)
-    completed = [r for r in map(parse_ride, records) if isinstance(r, Ride) and r.status == "completed"]
+    completed = [r for r in map(RIDE.parse, records) if isinstance(r, Ride) and r.status == "completed"]
     grouped = [row for rows in [*outcome.batches, outcome.open] for row in rows]
     assert sum(row.completed_rides for row in grouped) + sum(outcome.late) == len(completed)
     assert len({(row.window_start, row.driver_id) for row in grouped}) == len(grouped)

@@ -10,17 +10,8 @@ from decimal import Decimal
 import pytest
 
 from headrace.patterns.records import HOUR_MS, MINUTE_MS, ConsumedRecord, InvalidRecord
-from headrace.patterns.sales.generator import CATEGORIES, MALFORMED, SalesGenerator, SalesTraffic
-from headrace.patterns.sales.model import (
-    CATEGORY_SALES,
-    ROLLING_REVENUE,
-    GoldRow,
-    RollingRevenue,
-    gold,
-    newest,
-    newest_rolling,
-    parse_sale,
-)
+from headrace.patterns.sales.generator import CATEGORIES, MALFORMED, SalesTraffic
+from headrace.patterns.sales.model import CATEGORY_SALES, ROLLING_REVENUE, SALE, GoldRow, RollingRevenue, gold, newest
 from headrace.patterns.window_model import replay
 
 DAY = datetime(2024, 5, 6, tzinfo=UTC)
@@ -87,15 +78,15 @@ def test_a_sale_is_in_five_rolling_windows():
     outcome = replay(consumed(("10:01", "toys", "3.00", "ann")), [{0: (0, 1)}], ROLLING_REVENUE)
 
     starts = ["09:52", "09:54", "09:56", "09:58", "10:00"]
-    assert newest_rolling(outcome.batches) == [
+    assert newest(outcome.batches) == [
         RollingRevenue(ms(start), ms(start) + 10 * MINUTE_MS, "toys", Decimal("3.00"), 1) for start in starts
     ]
 
 
 def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_sale():
-    created = list(SalesGenerator(SalesTraffic(rate=20, malformed=0.2)).events(DAY, DAY + timedelta(minutes=3)))
+    created = list(SalesTraffic(rate=20, malformed=0.2).events(DAY, DAY + timedelta(minutes=3)))
     verdicts = [
-        (item.kind, parse_sale(ConsumedRecord(0, number, item.arrival_ms, item.key, item.value)))
+        (item.kind, SALE.parse(ConsumedRecord(0, number, item.arrival_ms, item.key, item.value)))
         for number, item in enumerate(created)
     ]
 
@@ -108,9 +99,9 @@ def test_every_kind_of_malformed_record_is_invalid_and_every_other_one_is_a_sale
 
 
 def test_the_same_seed_results_in_the_same_sales_of_all_categories_with_refunds_and_returning_users():
-    created = list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
-    assert created == list(SalesGenerator().events(DAY, DAY + timedelta(seconds=30)))
-    assert created != list(SalesGenerator(SalesTraffic(seed=8)).events(DAY, DAY + timedelta(seconds=30)))
+    created = list(SalesTraffic().events(DAY, DAY + timedelta(seconds=30)))
+    assert created == list(SalesTraffic().events(DAY, DAY + timedelta(seconds=30)))
+    assert created != list(SalesTraffic(seed=8).events(DAY, DAY + timedelta(seconds=30)))
 
     sales = [json.loads(item.value or b"") for item in created if item.kind == "sale"]
     assert {sale["category"] for sale in sales} == {category.name for category in CATEGORIES}
@@ -121,7 +112,7 @@ def test_the_same_seed_results_in_the_same_sales_of_all_categories_with_refunds_
 
 @pytest.mark.parametrize("kind", ["sale", "late"])
 def test_late_sales_lie_twenty_minutes_behind_and_others_less_than_five(kind: str):
-    created = SalesGenerator(SalesTraffic(rate=50, late=0.1)).events(DAY, DAY + timedelta(minutes=2))
+    created = SalesTraffic(rate=50, late=0.1).events(DAY, DAY + timedelta(minutes=2))
     behind = [item.arrival_ms - (item.event_time_ms or 0) for item in created if item.kind == kind]
     least, most = (0, 5) if kind == "sale" else (20, 60)
     assert least * MINUTE_MS <= min(behind) <= max(behind) <= most * MINUTE_MS

@@ -15,7 +15,7 @@ from headrace.clients.kafka import connector_options
 from headrace.errors import ConfigError
 from headrace.flow.secret import Secret, reveal_secret
 from headrace.flow.target import Target
-from headrace.project.secrets import resolve_secret
+from headrace.project.project import resolve_secret
 
 CANARY = "canary-5f2d9c"
 

@@ -13,7 +13,7 @@ from headrace.flow.checks.check import check, sort_by_severity
 from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.target import Target
-from headrace.operate.preflight.measure import measure_rates
+from headrace.operate.preflight.batch_size import measure_rates
 from headrace.operate.preflight.plans import plan_flows, slot_findings
 from headrace.operate.preflight.state_findings import state_findings
 from headrace.project.project import Project

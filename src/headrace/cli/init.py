@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import JsonOption, emit, out
-from headrace.project.scaffold import create_project
+from headrace.project.project import create_project
 from headrace.project.settings import ProjectSettings
 
 

@@ -9,10 +9,9 @@ import typer
 from headrace.cli.check import check_command
 from headrace.cli.init import init_command, schema_command
 from headrace.cli.local.demo import demo_command
-from headrace.cli.local.doctor import doctor_command
 from headrace.cli.local.generate import generate_command
 from headrace.cli.local.jars import jars_app
-from headrace.cli.local.services import down_command, ps_command, up_command
+from headrace.cli.local.services import doctor_command, down_command, ps_command, up_command
 from headrace.cli.operations.capture import capture_app
 from headrace.cli.operations.checkpoint import checkpoint_app
 from headrace.cli.operations.erase import erase_command

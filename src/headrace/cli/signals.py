@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -35,9 +35,16 @@ class ShutdownEvent(threading.Event):
 def graceful_shutdown() -> Iterator[ShutdownEvent]:
     """Yield an event that Ctrl-C and SIGTERM set while the block runs."""
     stop = ShutdownEvent()
-    previous_handlers = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signal_handler(stop.on_signal):
         yield stop
+
+
+@contextmanager
+def signal_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM with a function while the block runs."""
+    previous_handlers = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+        for number, previous in previous_handlers.items():
+            signal.signal(number, previous)

@@ -10,21 +10,20 @@ from pyspark.sql import SparkSession
 
 from headrace.clients.sql import quote_name
 from headrace.demos.compare import Comparison, table_rows
-from headrace.demos.model_inputs import (
-    ExpectedLedgers,
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import (
     ModelVerdict,
-    batch_ranges,
-    compare_ledgers,
+    PatternGenerator,
+    RecordsDemo,
+    TargetComparison,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
-from headrace.flow.flow import SINGLE_INPUT, Flow
+from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.enrichment import flows as pattern, model
-from headrace.patterns.enrichment.generator import EnrichmentGenerator, PurchaseTraffic
+from headrace.patterns.enrichment.generator import EnrichmentTraffic
 from headrace.patterns.records import InvalidRecord
 from headrace.patterns.window_model import batch_records
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -48,18 +47,17 @@ def compare(
     The model gets the records of the topics, the offsets of the batches from the offset logs, the version of the
     dimension that each batch recorded, and the rows of these versions. Call when the flows have stopped.
     """
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     by_name = {flow.name: flow for flow in flows}
     if "products" in by_name:
-        _compare_products(comparison, spark, target, by_name["products"], settings)
+        _compare_products(comparison, by_name["products"], settings)
     purchases = by_name["purchases"]
-    batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, purchases)]
+    batches = comparison.batches(purchases)
     batch_versions = dimension_versions(spark, target, settings)
     versions = {number: _catalogue(spark, target, settings, number) for number in set(batch_versions) if number >= 0}
     outcome = model.replay(read_records(target, settings.topic), batches, batch_versions[: len(batches)], versions)
-    expected = [asdict(row) for row in outcome.rows]
-    comparison.add(f"delta:{settings.table}", expected, table_rows(spark, "delta", target.table(settings.table)))
-    compare_ledgers(comparison, spark, target, purchases.name, ExpectedLedgers(outcome.invalid, [0] * len(batches)))
+    comparison.add_table(settings.table, [asdict(row) for row in outcome.rows])
+    comparison.add_ledgers(purchases.name, outcome.invalid, [0] * len(batches))
     return EnrichmentComparison(comparison, outcome, len(versions))
 
 
@@ -74,21 +72,20 @@ def dimension_versions(spark: SparkSession, target: Target, settings: pattern.En
     return [versions[number] for number in sorted(versions)]
 
 
-def _compare_products(
-    comparison: Comparison, spark: SparkSession, target: Target, flow: Flow, settings: pattern.EnrichmentSettings
-) -> None:
+def _compare_products(comparison: TargetComparison, flow: Flow, settings: pattern.EnrichmentSettings) -> None:
+    target = comparison.target
     log = {(record.partition, record.offset): record for record in read_records(target, settings.products_topic)}
-    batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
+    batches = comparison.batches(flow)
     records = [record for batch in batches for record in batch_records(log, batch)]
     names = ("product_id", "name", "category", "price")
     expected = [
         {name: value for name, value in asdict(product).items() if name in names}
         for product in model.newest_products(records).values()
     ]
-    path = settings.dimension
-    comparison.add(f"delta:{path}", expected, select_columns(table_rows(spark, "delta", target.table(path)), *names))
+    products = table_rows(comparison.spark, "delta", target.table(settings.dimension))
+    comparison.add(f"delta:{settings.dimension}", expected, select_columns(products, *names))
     invalid = [row for row in map(model.PRODUCT.parse, records) if isinstance(row, InvalidRecord)]
-    compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(invalid, [0] * len(batches)))
+    comparison.add_ledgers(flow.name, invalid, [0] * len(batches))
 
 
 def _catalogue(
@@ -110,18 +107,15 @@ def _micros(time: datetime | None) -> int | None:
     return None if time is None else round(time.timestamp() * 1_000_000)
 
 
-def _generator(settings: pattern.EnrichmentSettings) -> EnrichmentGenerator:
-    traffic = PurchaseTraffic(purchases_topic=settings.topic, products_topic=settings.products_topic)
-    return EnrichmentGenerator(traffic)
-
-
 @dataclass(frozen=True)
 class EnrichmentDemo(RecordsDemo):
     """Enrichment with its usual settings and triggers short enough to watch."""
 
     title: str = "Enrichment: purchases with their products, including products that arrive later"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = _generator
+    generator: Callable[[Any], PatternGenerator] = lambda settings: EnrichmentTraffic(
+        topic=settings.topic, products_topic=settings.products_topic
+    )
     settings: pattern.EnrichmentSettings = field(
         default_factory=lambda: pattern.EnrichmentSettings(trigger=Every("10 seconds"))
     )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from threading import Event
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 from confluent_kafka import KafkaError, Message, Producer
 
@@ -31,6 +31,7 @@ from headrace.clients.kafka import require_topics
 from headrace.clients.kafka_settings import librdkafka_settings
 from headrace.errors import ConfigError, DataError, HeadraceError, ServiceUnavailable, TopicNotFound, did_you_mean
 from headrace.flow.target import Target
+from headrace.patterns.traffic import GeneratedRecord
 
 _ACKNOWLEDGED_WITHIN_MS = 10_000
 _LARGEST_RECORD = 8 * 1024 * 1024  # room for the oversized record: the topic must refuse it, not the client
@@ -48,30 +49,6 @@ _SETTINGS: dict[str, str | int | float | bool] = {
 }
 
 
-class SendableRecord(Protocol):
-    """A record of any generator."""
-
-    @property
-    def key(self) -> bytes | None:
-        """The key, which determines the partition."""
-
-    @property
-    def value(self) -> bytes | None:
-        """The payload; None is a tombstone."""
-
-    @property
-    def arrival_ms(self) -> int:
-        """When to send it; also its message timestamp."""
-
-    @property
-    def kind(self) -> str:
-        """The kind under which it is counted."""
-
-    @property
-    def topic(self) -> str | None:
-        """The topic to send it to; None is the generator's topic."""
-
-
 class Generator(Protocol):
     """What the function `generator` of a pattern returns."""
 
@@ -79,7 +56,7 @@ class Generator(Protocol):
     def topic(self) -> str:
         """The topic that the pattern's flows read; records of another topic name it themselves."""
 
-    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[SendableRecord]:
+    def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         """Yield the records in the order of `arrival_ms`, without waiting. Call once per run."""
 
 
@@ -126,16 +103,13 @@ def find_generator(pattern: str) -> Callable[..., Generator]:
     return by_pattern[pattern]
 
 
-_Record = TypeVar("_Record", bound=SendableRecord)
-
-
 def pace(
-    records: Iterable[_Record],
+    records: Iterable[GeneratedRecord],
     *,
     stop: Event | None = None,
     clock: Callable[[], float] = time.time,
     wait: Callable[[float], object] = time.sleep,
-) -> Iterator[_Record]:
+) -> Iterator[GeneratedRecord]:
     """Yield each record when it is due, past records immediately, until `stop` is set.
 
     `wait` is called with seconds while nothing is due; it may return early.
@@ -151,7 +125,7 @@ def pace(
 
 def records_between(
     generator: Generator, *, backfill: timedelta = timedelta(0), live: timedelta | None = None
-) -> Iterator[SendableRecord]:
+) -> Iterator[GeneratedRecord]:
     """Yield the records from `backfill` before now to `live` after now; without `live` there is no end."""
     now = datetime.now(UTC)
     return generator.events(now - backfill, None if live is None else now + live)

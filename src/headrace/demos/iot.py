@@ -10,15 +10,14 @@ from typing import Any, cast
 from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
-from headrace.demos.compare import Comparison, Row, table_rows, topic_rows
-from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
+from headrace.demos.compare import Comparison, Row
 from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
+from headrace.demos.records_demo import ModelVerdict, PatternGenerator, RecordsDemo, TargetComparison, read_records
 from headrace.flow.duration import Duration
-from headrace.flow.flow import SINGLE_INPUT, Flow
+from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.patterns.iot import flows as pattern, model
-from headrace.patterns.iot.generator import IotGenerator
+from headrace.patterns.iot.generator import IotTraffic
 from headrace.patterns.records import ConsumedRecord, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, replay
 
@@ -32,23 +31,23 @@ def compare(
     flows have stopped, before any repair.
     """
     records = read_records(target, settings.topic)
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     batches_by_flow: dict[str, Sequence[BatchOffsets]] = {}
     for flow in flows:
-        batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
+        batches = comparison.batches(flow)
         batches_by_flow[flow.name] = batches
         if flow.name == "device_metrics":
             outcome = replay(records, batches, metrics_model(settings))
             rows = [asdict(row) for batch in outcome.batches for row in batch]
-            _compare_metrics(comparison, spark, target, settings, rows)
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
+            _compare_metrics(comparison, settings, rows)
+            comparison.add_ledgers(flow.name, outcome.invalid, outcome.late)
         else:
             lengths = settings.silence, settings.forget, settings.watermark
             silence, forget, delay = (Duration.parse(length).ms for length in lengths)
             silences = model.replay_silences(records, batches, silence_ms=silence, forget_ms=forget, delay_ms=delay)
-            topic = settings.status_topic
-            comparison.add(f"kafka:{topic}", [asdict(row) for row in silences.statuses], topic_rows(target, topic))
-            compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(silences.invalid, silences.late))
+            statuses = [asdict(row) for row in silences.statuses]
+            comparison.add_topic(settings.status_topic, statuses, repeats_allowed=False)
+            comparison.add_ledgers(flow.name, silences.invalid, silences.late)
     return comparison, skew(records, batches_by_flow)
 
 
@@ -59,21 +58,17 @@ def metrics_model(settings: pattern.IotSettings) -> WindowFlow[model.Reading, mo
     return replace(model_, window_ms=window, delay_ms=delay)
 
 
-def _compare_metrics(
-    comparison: Comparison, spark: SparkSession, target: Target, settings: pattern.IotSettings, rows: Sequence[Row]
-) -> None:
+def _compare_metrics(comparison: TargetComparison, settings: pattern.IotSettings, rows: Sequence[Row]) -> None:
     newest = {(row["window_start"], row["device_id"]): row for row in rows}
-    table = table_rows(spark, "delta", target.table(settings.gold_table))
-    comparison.add(f"delta:{settings.gold_table}", newest.values(), table)
+    comparison.add_table(settings.gold_table, newest.values())
     alerts = [row for row in rows if row["alert"] is not None]
     # If the driver dies between the table and the topic, the topic gets the batch twice.
-    topic = settings.alerts_topic
-    comparison.add(f"kafka:{topic}", alerts, topic_rows(target, topic), repeats_allowed=True)
+    comparison.add_topic(settings.alerts_topic, alerts)
 
 
 def skew(records: Sequence[ConsumedRecord], batches: Mapping[str, Sequence[BatchOffsets]]) -> dict[str, object]:
     """Return how skewed the readings are, and the size of the largest batch of each flow."""
-    readings = [model.parse_reading(record) for record in records]
+    readings = [model.READING.parse(record) for record in records]
     by_device = Counter(reading.device_id for reading in readings if not isinstance(reading, InvalidRecord))
     by_partition = Counter(record.partition for record in records)
     device, most_readings = next(iter(by_device.most_common(1)), ("", 0))
@@ -97,7 +92,7 @@ class IotDemo(RecordsDemo):
 
     title: str = "IoT: figures per device, alerts, devices that fall silent"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: IotGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: IotTraffic()
     settings: pattern.IotSettings = field(default_factory=pattern.IotSettings)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:

@@ -11,22 +11,22 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.clients.kafka import read_topic
 from headrace.clients.spark.delta_log import is_table
 from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.model_inputs import (
-    ExpectedLedgers,
+from headrace.demos.protocol import DemoContext
+from headrace.demos.records_demo import (
     ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
+    TargetComparison,
     batch_ranges,
-    compare_ledgers,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.medallion import flows as pattern, model
-from headrace.patterns.medallion.generator import WebOrderGenerator
+from headrace.patterns.medallion.generator import WebOrderTraffic
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import source_index
 from headrace.sources.delta.source import DeltaSource
@@ -43,7 +43,7 @@ def compare(
     flows have stopped.
     """
     by_name = {flow.name: flow for flow in flows}
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     bronze = table_rows(spark, "delta", target.table(settings.bronze_table))
     comparison.add(
         f"delta:{settings.bronze_table}",
@@ -60,9 +60,8 @@ def compare(
     ]
     rules = {rule.name: (rule.action, model.RULES[rule.name][1]) for rule in settings.rules}
     silver = model.silver(records, within_ms=Duration.parse(settings.dedup_within).ms, rules=rules)
-    rows = table_rows(spark, "delta", target.table(settings.silver_table))
-    comparison.add(f"delta:{settings.silver_table}", [asdict(order) for order in silver.orders], rows)
-    compare_ledgers(comparison, spark, target, "silver", ExpectedLedgers(silver.invalid, []))
+    comparison.add_table(settings.silver_table, [asdict(order) for order in silver.orders])
+    comparison.add_ledgers("silver", silver.invalid, [])
 
     orders = {order.order_id: order for order in silver.orders}
     gold_orders = [
@@ -70,8 +69,7 @@ def compare(
         for row in _rows(_rows_read(spark, target, by_name["gold"]))
         if row["order_id"] in orders
     ]
-    gold = table_rows(spark, "delta", target.table(settings.gold_table))
-    comparison.add(f"delta:{settings.gold_table}", [asdict(row) for row in model.gold(gold_orders)], gold)
+    comparison.add_table(settings.gold_table, [asdict(row) for row in model.gold(gold_orders)])
     return comparison, silver
 
 
@@ -132,7 +130,7 @@ class MedallionDemo(RecordsDemo):
 
     title: str = "Medallion: bronze as it came, silver by rules, gold per day"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: WebOrderGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: WebOrderTraffic()
     settings: pattern.MedallionSettings = field(
         default_factory=lambda: pattern.MedallionSettings(
             bronze_trigger=Every("5 seconds"), silver_trigger=Every("10 seconds"), gold_trigger=Every("15 seconds")

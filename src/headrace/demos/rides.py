@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark.sql import SparkSession
 
-from headrace.demos.compare import Comparison, Row, Tolerance, table_rows, topic_rows
-from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
+from headrace.demos.compare import Comparison, Row, Tolerance
 from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
-from headrace.flow.flow import SINGLE_INPUT, Flow
+from headrace.demos.records_demo import ModelVerdict, PatternGenerator, RecordsDemo, TargetComparison, read_records
+from headrace.flow.flow import Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.rides import flows as pattern, model
-from headrace.patterns.rides.generator import RideGenerator
+from headrace.patterns.rides.generator import RideTraffic
 from headrace.patterns.window_model import WindowFlow, replay
 
 # approx_count_distinct has a standard error of 5 %. Four of them are exceeded once in 16,000 windows; below ten drivers
@@ -42,37 +41,29 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
     flows have stopped.
     """
     records, models = read_records(target, settings.topic), _models(settings)
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     for flow in flows:
-        batches = [batch[SINGLE_INPUT] for batch in batch_ranges(spark, target, flow)]
+        batches = comparison.batches(flow)
         outcome = replay(records, batches, models[flow.name])
         rows: list[Row] = [asdict(row) for batch in outcome.batches for row in batch]
-        _compare_sinks(comparison, _Run(spark, target, settings), flow.name, rows)
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
+        _compare_sinks(comparison, settings, flow.name, rows)
+        comparison.add_ledgers(flow.name, outcome.invalid, outcome.late)
     return comparison
 
 
-def _compare_sinks(comparison: Comparison, run: _Run, flow: str, expected: list[Row]) -> None:
-    settings, target = run.settings, run.target
+def _compare_sinks(
+    comparison: TargetComparison, settings: pattern.RideSettings, flow: str, expected: list[Row]
+) -> None:
     match flow:
         case "city_rides":
-            topic = settings.city_topic
-            comparison.add(
-                f"kafka:{topic}", expected, topic_rows(target, topic), repeats_allowed=True, tolerance=_DRIVERS
-            )
+            comparison.add_topic(settings.city_topic, expected, tolerance=_DRIVERS)
         case "surge":
+            comparison.add_topic(settings.surge_topic, expected)
             alerts = [row for row in expected if row["surge_multiplier"] != 1.0]
-            for topic, rows in ((settings.surge_topic, expected), (settings.alerts_topic, alerts)):
-                comparison.add(f"kafka:{topic}", rows, topic_rows(target, topic), repeats_allowed=True)
+            comparison.add_topic(settings.alerts_topic, alerts)
         case _:
-            for kind, path in (("delta", settings.driver_table), ("parquet", settings.driver_files)):
-                comparison.add(f"{kind}:{path}", expected, table_rows(run.spark, kind, target.table(path)))
-
-
-class _Run(NamedTuple):
-    spark: SparkSession
-    target: Target
-    settings: pattern.RideSettings
+            comparison.add_table(settings.driver_table, expected)
+            comparison.add_table(settings.driver_files, expected, "parquet")
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class RidesDemo(RecordsDemo):
 
     title: str = "Ride analytics: cities live, surge alerts, driver metrics"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: RideGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: RideTraffic()
     has_page: bool = True
     settings: pattern.RideSettings = field(
         default_factory=lambda: pattern.RideSettings(driver_trigger=Every("30 seconds"))

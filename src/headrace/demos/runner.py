@@ -30,14 +30,16 @@ from typing import cast
 from pyspark.sql import SparkSession
 
 from headrace import demos, patterns
+from headrace.clients.positions import Partition
 from headrace.demos.feeder import SendResult
 from headrace.demos.protocol import Demo, DemoContext, DemoSettings, DemoVerdict
-from headrace.demos.wait import OffsetWaiter
 from headrace.errors import ConfigError, HeadraceError, StackError, did_you_mean
 from headrace.flow.target import Target
+from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.operate.run import Application, FlowFigures, open_application
+from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.error_mapping import map_error
-from headrace.runtime.events import FlowEvent
+from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent
 from headrace.stack.jars import JarCache
 from headrace.stack.local import LocalStack, RunningParts
 
@@ -46,8 +48,57 @@ _STATUS_SECONDS = 10.0
 # How long flows may go without a commit while the demo waits for them at the end: a busy machine takes minutes for a
 # batch. The comparison reports what they lack then.
 _MAX_SECONDS_WITHOUT_COMMIT = 600.0
+# How soon a wait for offsets notices a stop event.
+_POLL_SECONDS = 0.5
 # An idle server exits in well under a second; open event streams are closed by then too.
 _PAGE_GRACE_SECONDS = 5.0
+
+
+class OffsetWaiter:
+    """Waits for committed offsets. Create it before the flows start; call `wait` from any thread."""
+
+    def __init__(self, bus: EventBus, target: Target, spark: SparkSession | None) -> None:
+        self._target, self._spark = target, spark
+        self._committed = threading.Event()
+        self._read_something: set[str] = set()
+        bus.subscribe(self._on_event)
+
+    def wait(
+        self, offsets_by_flow: Mapping[str, Mapping[Partition, int]], seconds: float, *stop_events: threading.Event
+    ) -> dict[str, dict[Partition, int]]:
+        """Return the offsets that are not reached, by flow: none, unless a stop event was set.
+
+        Also returns early if no batch was committed for `seconds`: the wait continues while flows make progress. A
+        flow without offsets has to commit one batch with rows.
+        """
+        while True:
+            deadline = time.monotonic() + seconds
+            self._committed.clear()
+            remaining = {flow: self._pending_offsets(flow, offsets) for flow, offsets in offsets_by_flow.items()}
+            remaining = {
+                flow: offsets
+                for flow, offsets in remaining.items()
+                if offsets or self._lacks_rows(flow, offsets_by_flow)
+            }
+            if not remaining:
+                return remaining
+            while not self._committed.wait(_POLL_SECONDS):
+                if time.monotonic() > deadline or any(stop.is_set() for stop in stop_events):
+                    return remaining
+
+    def _pending_offsets(self, flow: str, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+        checkpoint = Checkpoint.of(flow, self._target, self._spark)
+        reached = committed_offsets(checkpoint)
+        return {partition: offset for partition, offset in offsets.items() if reached.get(partition, 0) < offset}
+
+    def _lacks_rows(self, flow: str, offsets_by_flow: Mapping[str, Mapping[Partition, int]]) -> bool:
+        return not offsets_by_flow[flow] and flow not in self._read_something
+
+    def _on_event(self, event: FlowEvent) -> None:
+        if isinstance(event, BatchCommitted):
+            if event.rows_in:
+                self._read_something.add(event.flow)
+            self._committed.set()
 
 
 @dataclass
@@ -213,7 +264,7 @@ class _Feed:
     """Feeds the source on its own thread. A failure ends the demo."""
 
     def __init__(self, demo: Demo, context: DemoContext, stop_all: threading.Event) -> None:
-        self._demo, self._scene, self._stop_all = demo, context, stop_all
+        self._demo, self._context, self._stop_all = demo, context, stop_all
         self._stop = threading.Event()
         self._sent: SendResult | None = None
         self._error: HeadraceError | None = None
@@ -234,7 +285,7 @@ class _Feed:
 
     def _run(self) -> None:
         try:
-            self._sent = self._demo.feed(self._scene, self._stop)
+            self._sent = self._demo.feed(self._context, self._stop)
         except Exception as error:
             self._error = map_error("feed", error)
             self._stop_all.set()

@@ -14,16 +14,23 @@ from pyspark.sql import SparkSession
 from headrace.clients.positions import Partition, end_offsets
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import string_literal
-from headrace.demos.compare import Comparison, Row, Tolerance, table_rows
-from headrace.demos.model_inputs import ExpectedLedgers, ModelVerdict, batch_ranges, compare_ledgers, read_records
+from headrace.demos.compare import Comparison, Row, Tolerance
 from headrace.demos.protocol import DemoContext
-from headrace.demos.records_demo import PARTITIONS, PatternGenerator, RecordsDemo
+from headrace.demos.records_demo import (
+    PARTITIONS,
+    ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
+    TargetComparison,
+    batch_ranges,
+    read_records,
+)
 from headrace.flow.duration import Duration
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import Every
 from headrace.flow.target import Target
 from headrace.patterns.sales import flows as pattern, model
-from headrace.patterns.sales.generator import SalesGenerator
+from headrace.patterns.sales.generator import SalesTraffic
 from headrace.patterns.window_model import WindowFlow, WindowOutcome, replay
 
 # Twice the usual share: a demo of a minute has few batches in which a sale can be late.
@@ -40,28 +47,23 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
     The model gets only the records of the topic and the offsets of the batches from the offset logs. Call when the
     flows have stopped.
     """
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     for flow in flows:
         outcome = replay_model(spark, target, flow, settings)
         if flow.name == "category_sales":
-            add_gold(comparison, spark, target, settings, outcome)
+            add_gold(comparison, settings, outcome)
         else:
-            rolling = [asdict(row) for row in model.newest_rolling(outcome.batches)]
-            path = settings.rolling_table
-            comparison.add(f"delta:{path}", rolling, table_rows(spark, "delta", target.table(path)))
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgers(outcome.invalid, outcome.late))
+            rolling = [asdict(row) for row in model.newest(outcome.batches)]
+            comparison.add_table(settings.rolling_table, rolling)
+        comparison.add_ledgers(flow.name, outcome.invalid, outcome.late)
     return comparison
 
 
 def add_gold(
-    comparison: Comparison,
-    spark: SparkSession,
-    target: Target,
-    settings: pattern.SalesSettings,
-    outcome: WindowOutcome[model.CategorySales],
+    comparison: TargetComparison, settings: pattern.SalesSettings, outcome: WindowOutcome[model.CategorySales]
 ) -> None:
     """Compare every row of every grain with the model, and every longer window with the sum of its parts."""
-    rows = gold_rows(spark, target, settings)
+    rows = gold_rows(comparison.spark, comparison.target, settings)
     expected = [asdict(row) for row in expected_gold(outcome, settings)]
     # Four standard errors are exceeded once in 16,000 rows. With few users a sketch is exact except for collisions.
     tolerance = Tolerance("unique_users", share=4 * settings.standard_error, least=2)
@@ -178,7 +180,7 @@ class SalesDemo(RecordsDemo):
 
     title: str = "Real-time aggregates: sales by 5 minutes, hour and day that add up, and rolling revenue"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = lambda _settings: SalesGenerator()
+    generator: Callable[[Any], PatternGenerator] = lambda _settings: SalesTraffic()
     late_share: float = _LATE_SHARE
     settings: pattern.SalesSettings = field(
         default_factory=lambda: pattern.SalesSettings(trigger=Every("5 seconds"), max_offsets=_MAX_BATCH_RECORDS)

@@ -73,19 +73,11 @@ class FlowFigures:
 
     def as_dict(self) -> dict[str, object]:
         """The figures as `--json` prints them."""
-        return {
-            "rows_in": self.rows_in,
-            "rows_out": self.rows_out,
-            "batches": self.batches,
-            "invalid": dict(self.invalid),
-            "rules": dict(self.rules),
-            "late": self.late,
+        figures = {name: value for name, value in vars(self).items() if name != "delays"}
+        return figures | {
             "late_unexplained": [asdict(drop) for drop in self.late_unexplained],
-            "set_aside": self.set_aside,
             "lost": [asdict(range_) for range_ in self.lost],
             "state": [asdict(operator) for operator in self.state],
-            "evicted": self.evicted,
-            "watermark": self.watermark,
             "watermarks": {name: time.isoformat() for name, time in self.watermarks.items()},
             "slowest_input": self.slowest_input,
             "error": self.error.as_dict() if self.error else None,

@@ -9,7 +9,7 @@ routes, the event stream and the process of them.
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -36,13 +36,7 @@ class FeedResponse(Response):
     @classmethod
     def of(cls, status: FeedStatus) -> Self:
         """Build the response from a feed status."""
-        return cls(
-            state=status.state,
-            rows=status.rows,
-            malformed=status.malformed,
-            last_error=status.last_error,
-            missing_topics=list(status.missing_topics),
-        )
+        return cls.model_validate(asdict(status))
 
 
 class ServerHealth(Response):

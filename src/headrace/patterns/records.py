@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
-from typing import TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -63,7 +63,7 @@ class Event:
         return self.event_time_us // 1000
 
 
-E = TypeVar("E", bound=Event)
+Row = TypeVar("Row")
 
 
 def text(value: object) -> str | None:
@@ -121,6 +121,12 @@ def instant(value: object) -> int | None:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
+def instant_ms(value: object) -> int | None:
+    """Read as `instant` does, into milliseconds, rounded down."""
+    microseconds = instant(value)
+    return None if microseconds is None else microseconds // 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of the payload. `read` gives None for a value of another type."""
@@ -131,42 +137,47 @@ class Field:
 
 
 @dataclass(frozen=True)
-class RecordSchema:
-    """The fields of the records of a topic.
+class RecordSchema(Generic[Row]):
+    """The fields of the records of a topic, and the dataclass of a valid record, which has some of them.
 
     | field        | default | meaning                                                                               |
     |--------------|---------|---------------------------------------------------------------------------------------|
+    | row          |         | the dataclass; an `Event` also gets its position and its event time                   |
     | fields       |         | those of the payload                                                                  |
     | time         |         | which of them is the event time, or None                                              |
     | key_required | no      | whether a record without a key is invalid                                             |
     | ahead_ms     | 1 hour  | how far an event time may be ahead of the broker's clock                              |
     """
 
+    row: type[Row]
     fields: tuple[Field, ...]
     time: str | None
     key_required: bool = False
     ahead_ms: int = HOUR_MS
 
-    def parse(self, record: ConsumedRecord) -> Fields | InvalidRecord:
+    def parse(self, record: ConsumedRecord) -> Row | InvalidRecord:
+        """Return a record as a row, or an InvalidRecord with the first reason that applies."""
+        values = self.values(record)
+        if isinstance(values, InvalidRecord):
+            return values
+        time = values.get(self.time or "")
+        position = {"partition": record.partition, "offset": record.offset, "event_time_us": time}
+        available, row = {**position, **values}, cast("Any", self.row)
+        return cast(
+            "Row", row(**{field.name: available[field.name] for field in fields(row) if field.name in available})
+        )
+
+    def values(self, record: ConsumedRecord) -> Fields | InvalidRecord:
         """Return the values of a record's fields, or an InvalidRecord with the first reason that applies."""
         values = _json_object(record.value)
         reason = self._reason(record, values)
         if reason is not None:
             return InvalidRecord(record.partition, record.offset, reason)
-        fields = values or {}
+        payload = values or {}
         return {
-            field.name: None if fields.get(field.name) is None else field.read(fields[field.name])
+            field.name: None if payload.get(field.name) is None else field.read(payload[field.name])
             for field in self.fields
         }
-
-    def parse_event(self, record: ConsumedRecord, event: type[E]) -> E | InvalidRecord:
-        """Return a record as an event of this class, or an InvalidRecord with the first reason that applies."""
-        values = self.parse(record)
-        if isinstance(values, InvalidRecord):
-            return values
-        event_time_us = cast("int", values[str(self.time)])
-        payload = {field.name: values[field.name] for field in fields(event) if field.name in values}
-        return event(record.partition, record.offset, event_time_us, **payload)
 
     def _reason(self, record: ConsumedRecord, values: Fields | None) -> str | None:
         if record.value is None:

@@ -12,12 +12,13 @@ import json
 import math
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import count, cycle
+from itertools import accumulate, count, cycle
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from headrace.errors import ConfigError
@@ -82,7 +83,9 @@ class Simulation(Protocol):
 
 @dataclass(frozen=True)
 class Traffic:
-    """How a stream of records looks.
+    """Streams of one pattern, and how they look. Holds no state: every call of `events` starts its own simulation.
+
+    A pattern declares its name, its topic, its simulation and its `corruptions`, by name.
 
     | setting    | means                                                                  |
     |------------|------------------------------------------------------------------------|
@@ -92,9 +95,12 @@ class Traffic:
     | malformed  | share of invalid records                                               |
     | seed       | another seed, another stream                                           |
     | oversized  | make the first record one of 5 MB (it compresses well: topics take it) |
+    | topic      | where the flows read; records of another topic name it themselves      |
     """
 
     pattern: ClassVar[str]
+    simulation: ClassVar[type[Simulation]]
+    corruptions: ClassVar[Mapping[str, Corruption]]
 
     rate: float = 500.0
     late: float = 0.02
@@ -102,6 +108,7 @@ class Traffic:
     malformed: float = 0.005
     seed: int = 7
     oversized: bool = False
+    topic: str = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Raise HR-121 for an impossible rate or share."""
@@ -138,42 +145,29 @@ class Traffic:
             )
         return int(moment.timestamp() * 1000)
 
-
-@dataclass(frozen=True)
-class TrafficGenerator:
-    """Streams of one pattern. Holds no state: every call of `events` starts a simulation of its own.
-
-    A pattern declares its topic, its settings, its simulation and its `corruptions`, by name.
-    """
-
-    settings: Traffic
-    simulation: ClassVar[type[Simulation]]
-    corruptions: ClassVar[Mapping[str, Corruption]]
-
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting.
 
         Without `until` the stream never ends.
         """
-        traffic = self.settings
-        start = traffic.milliseconds(from_)
-        numbers = count() if until is None else range(int((traffic.milliseconds(until) - start) * traffic.rate / 1000))
-        simulation = self.simulation(traffic, start)
+        start = self.milliseconds(from_)
+        numbers = count() if until is None else range(int((self.milliseconds(until) - start) * self.rate / 1000))
+        simulation = self.simulation(self, start)
         draw, kinds = simulation.random, cycle(self.corruptions)
-        repeated = traffic.malformed + traffic.duplicates
-        special = repeated + traffic.late
-        step_ms = 1000 / traffic.rate
+        repeated = self.malformed + self.duplicates
+        special = repeated + self.late
+        step_ms = 1000 / self.rate
         recent: deque[GeneratedRecord] = deque(maxlen=_REMEMBERED)
         for number in numbers:
             now = start + int(number * step_ms)
             chance = draw()
-            if traffic.oversized and number == 0:
+            if self.oversized and number == 0:
                 record = _oversized(simulation.standalone_event(now), now)
             elif chance >= special:
                 event = simulation.event(now)
                 record = _record(event, now, event.kind or simulation.kind)
                 recent.append(record)
-            elif chance < traffic.malformed:
+            elif chance < self.malformed:
                 kind = next(kinds)
                 record = _malformed_record(simulation.standalone_event(now), now, kind, self.corruptions[kind])
             elif chance < repeated and recent:
@@ -186,8 +180,9 @@ class TrafficGenerator:
         self, *, rate: float, late: float, duplicates: float, malformed: float, seed: int, oversized: bool = False
     ) -> Self:
         """Return it with other settings, of those that every pattern has; `headrace generate` calls this."""
-        shares = {"late": late, "duplicates": duplicates, "malformed": malformed}
-        return replace(self, settings=replace(self.settings, rate=rate, seed=seed, oversized=oversized, **shares))
+        return replace(
+            self, rate=rate, late=late, duplicates=duplicates, malformed=malformed, seed=seed, oversized=oversized
+        )
 
 
 def _record(event: GeneratedEvent, now: int, kind: str) -> GeneratedRecord:
@@ -203,8 +198,8 @@ def _oversized(event: GeneratedEvent, now: int) -> GeneratedRecord:
     return GeneratedRecord(event.key, value.encode(), None, now, "oversized", event.topic)
 
 
-class DelayedSimulation(ABC):
-    """A stream whose events arrive seconds late, sometimes minutes; late ones up to an hour.
+class DelayedSimulation:
+    """A stream whose events arrive seconds late, sometimes minutes.
 
     It goes from its first moment on, makes one event at a time, and never goes back.
     """
@@ -212,7 +207,33 @@ class DelayedSimulation(ABC):
     def __init__(self, settings: Traffic, start_ms: int) -> None:
         rng = settings.random_generator(start_ms)
         self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
-        self._delays = [network_delay_ms(rng) for _ in range(4096)]
+        self._delays = [_network_delay_ms(rng) for _ in range(4096)]
+
+    def _delay(self) -> int:
+        return self._delays[self._bits(12)]
+
+
+class WeightedSimulation(DelayedSimulation, ABC):
+    """A stream with a weighted choice of who sends next; the weights change every minute."""
+
+    def __init__(self, settings: Traffic, start_ms: int) -> None:
+        super().__init__(settings, start_ms)
+        self._planned_until, self._weights = start_ms, [0.0]
+
+    @abstractmethod
+    def plan(self, now: int) -> Iterable[float]:
+        """Return the weight of every choice for the next minute."""
+
+    def _choose(self, now: int) -> int:
+        """Draw a choice, by its index."""
+        if now >= self._planned_until:
+            self._weights = list(accumulate(self.plan(now)))
+            self._planned_until = now - now % MINUTE_MS + MINUTE_MS
+        return weighted_index(self._weights, self.random())
+
+
+class IndependentEvents(DelayedSimulation, ABC):
+    """A stream of events that do not refer to each other; late ones arrive up to an hour late."""
 
     @abstractmethod
     def event_at(self, event_ms: int) -> GeneratedEvent:
@@ -220,7 +241,7 @@ class DelayedSimulation(ABC):
 
     def event(self, now: int) -> GeneratedEvent:
         """Return the next event that arrives on time."""
-        return self.event_at(now - self._delays[self._bits(12)])
+        return self.event_at(now - self._delay())
 
     def late(self, now: int) -> GeneratedEvent:
         """Return an event that arrives 20 to 60 minutes behind its time."""
@@ -231,7 +252,13 @@ class DelayedSimulation(ABC):
         return self.event_at(now)
 
 
-def network_delay_ms(rng: random.Random) -> int:
+def weighted_index(weights: Sequence[float], draw: float) -> int:
+    """Return the index that a draw from 0 to 1 selects by accumulated weights."""
+    # The bound excludes an index after the list: a draw may round up to the sum.
+    return bisect(weights, draw * weights[-1], 0, len(weights) - 1)
+
+
+def _network_delay_ms(rng: random.Random) -> int:
     """Draw how long a phone takes to deliver an event: seconds, now and then minutes."""
     chance = rng.random()
     if chance < 0.85:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from headrace.patterns.records import ConsumedRecord, E, InvalidRecord
+from headrace.patterns.records import ConsumedRecord, Event, InvalidRecord
 
 BatchOffsets = Mapping[int, tuple[int, int]]
 """Partition -> (first offset, offset after the last). Empty is Spark's batch without data."""
 
-
+E = TypeVar("E", bound=Event)
 Row = TypeVar("Row")
 
 
@@ -37,20 +37,20 @@ class WindowFlow(Generic[E, Row]):
     | window_ms | the length of a window                                                                           |
     | delay_ms  | the delay of the watermark                                                                       |
     | parse     | returns the event of a record, or the first reason why it is invalid                             |
-    | counts    | whether an event is counted                                                                      |
     | key       | the key of an event's group                                                                      |
     | row       | makes the row of a group, of the window's start and end, the key and the events                  |
     | append    | whether a window is emitted once, when it closes; otherwise whenever it changes                  |
+    | counts    | whether an event is counted; by default every one                                                |
     | slide_ms  | the distance of two windows; None is their length                                                |
     """
 
     window_ms: int
     delay_ms: int
     parse: Callable[[ConsumedRecord], E | InvalidRecord]
-    counts: Callable[[E], bool]
     key: Callable[[E], str]
     row: Callable[[int, int, str, Sequence[E]], Row]
-    append: bool
+    append: bool = False
+    counts: Callable[[E], bool] = lambda _event: True
     slide_ms: int | None = None
 
     def starts(self, event: E) -> Iterable[int]:

@@ -1,13 +1,21 @@
-"""A project: its settings, its targets with secrets resolved, and its flows."""
+"""A project: its settings, its targets with secrets resolved, and its flows.
+
+Secrets are references, `${env:NAME}` and `${file:/path}`, resolved when a target is created and never printed.
+`create_project` creates a small working project from the `.tmpl` files in `template`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 
@@ -17,8 +25,11 @@ from headrace.errors import ConfigError, did_you_mean
 from headrace.flow.flow import Flow
 from headrace.flow.secret import Secret, reveal_secret
 from headrace.flow.target import Database, HttpEndpoint, KafkaConnect, Lease, Target
-from headrace.project.secrets import resolve_secret
 from headrace.project.settings import LOCAL, LOCAL_DATABASES, ProjectSettings, TargetSettings, read_settings
+
+_REFERENCE = re.compile(r"^\$\{(env|file):([^}]+)\}$")
+_PROJECT_NAME = re.compile(r"^[a-z][a-z0-9_-]*$")
+_GITIGNORE = ".headrace/\n__pycache__/\n"
 
 
 @dataclass(frozen=True)
@@ -174,24 +185,97 @@ def _import_module(folder: Path, file: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Under its own name, as a test imports it, so that Python workers can unpickle its functions.
     sys.modules[path.stem] = module
-    with _on_sys_path(folder):
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[path.stem]
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise ConfigError(
-                f"{file} cannot be imported.",
-                why=f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}).",
-                remedy="Correct the file.",
-                code="HR-108",
-            ) from error
+    # Lets the files of a project import each other, as Python does for a script.
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{file} cannot be imported.",
+            why=f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}).",
+            remedy="Correct the file.",
+            code="HR-108",
+        ) from error
     return module
 
 
-@contextmanager
-def _on_sys_path(folder: Path) -> Iterator[None]:
-    """Let the files of a project import each other, as Python does for a script."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    yield
+def resolve_secret(text: str, setting: str) -> str | Secret:
+    """Return the text, or the secret that it refers to. `setting` is its name in error messages."""
+    reference = _REFERENCE.match(text.strip())
+    if reference is None:
+        return text
+    kind, name = reference.groups()
+    value = os.environ.get(name) if kind == "env" else _from_file(Path(name), setting)
+    if value is None:
+        raise ConfigError(
+            f"{setting} refers to the environment variable {name}.",
+            why="The variable is not set.",
+            remedy=f"Set {name} for this process.",
+            code="HR-103",
+        )
+    return Secret(text.strip(), value)
+
+
+def _from_file(path: Path, setting: str) -> str:
+    try:
+        mode = path.stat().st_mode
+        value = path.read_text().rstrip("\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{setting} refers to the file {path}.",
+            why=f"It cannot be read: {os.strerror(error.errno or 0)}.",
+            remedy="Correct the path, or make the file readable for this user.",
+            code="HR-103",
+        ) from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{setting} refers to the file {path}.",
+            why="Other users of this machine can read it.",
+            remedy=f"Run `chmod 600 {path}`.",
+            code="HR-104",
+        )
+    return value
+
+
+def create_project(name: str, into: Path) -> Path:
+    """Create the folder NAME with a flow, headrace.yml and a test, in one step: complete or not at all."""
+    if not _PROJECT_NAME.match(name):
+        raise ConfigError(
+            f"'{name}' cannot be the name of a project.",
+            why="A name starts with a letter and contains only a-z, 0-9, _ and -.",
+            state="Nothing was created.",
+            remedy="Choose a name like 'orders' or 'web-shop'.",
+            code="HR-130",
+        )
+    folder = into / name
+    if folder.exists():
+        raise ConfigError(
+            f"{folder} exists already.",
+            why="A new project is created in a new folder.",
+            state="Nothing was changed.",
+            remedy="Choose another name, or remove the folder.",
+            code="HR-131",
+        )
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=into))
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be created.",
+            why=f"{into.absolute()}: {os.strerror(error.errno or 0)}.",
+            state="Nothing was created.",
+            remedy="Make the folder writable, or go to another one.",
+            code="HR-132",
+        ) from error
+    try:
+        for file in resources.files("headrace.project").joinpath("template").iterdir():
+            (staging / file.name.removesuffix(".tmpl")).write_text(file.read_text().replace("$name", name))
+        (staging / ".gitignore").write_text(_GITIGNORE)
+        staging.chmod(0o755)
+        staging.rename(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return folder

@@ -1,7 +1,11 @@
-"""Rehearse a flow: run it over scripted input on real Spark with the real runtime, without a broker."""
+"""Rehearse a flow: run it over scripted input on real Spark with the real runtime, without a broker.
+
+`local_session` opens a Spark session for the tests of a project's transforms.
+"""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +22,9 @@ from headrace.flow.sink import Batch, ForwardingSink, Sink
 from headrace.flow.target import Target
 from headrace.operate.run import Application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.session import open_session
 from headrace.sinks.memory import Memory
+from headrace.stack.jars import JarCache
 from headrace.testing import script as scripts
 from headrace.testing.script import Point, ScriptItem
 from headrace.testing.source import END, ScriptedSource, file_number, require_known_inputs, scripted_source
@@ -220,3 +226,21 @@ def _drop_end_of_input(flow: Flow) -> Callable[..., DataFrame]:
         return flow.transform(**{name: without_end_row(name, rows) for name, rows in named.items()})
 
     return transform
+
+
+@contextmanager
+def local_session(folder: Path, *, cores: int = 2) -> Iterator[SparkSession]:
+    """Open a session with the settings that flows run under, tables below `folder`, and stop it afterwards.
+
+    Starting one takes seconds: share it among all tests of a run. The jars are fetched if the machine has none yet.
+    """
+    jars = JarCache()
+    jars.sync(("spark",))
+    target = Target(
+        "test", lake=str(folder / "lake"), checkpoints=str(folder / "checkpoints"), master=f"local[{cores}]"
+    )
+    spark = open_session(target, jars.verify("spark"), app_name="headrace-tests", log=folder / "spark.log")
+    try:
+        yield spark
+    finally:
+        spark.stop()

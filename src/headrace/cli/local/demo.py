@@ -1,7 +1,6 @@
 """`headrace demo`: run a complete system on this machine and compare its results with a reference model."""
 
 import sys
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated
 
@@ -9,10 +8,10 @@ import typer
 from rich.text import Text
 
 from headrace.cli.flow_events import figures_table, print_event, watermark_lines
-from headrace.cli.home import DEFAULT_HOME, HomeOption
 from headrace.cli.local.generate import parse_duration
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out, print_lines
 from headrace.cli.progress import progress_reporter
+from headrace.cli.project import DEFAULT_HOME, HomeOption
 from headrace.cli.signals import graceful_shutdown
 from headrace.demos.protocol import DemoSettings, default_backfill
 from headrace.demos.runner import DemoCallbacks, DemoResult, find_demo, find_demos, run_demo
@@ -63,7 +62,7 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
             jar=reporter.jar,
             page=lambda url: None if json else _announce(url),
             event=lambda event: None if json else print_event(event),
-            status=None if json else _print_status,
+            status=None if json else lambda lines: print_lines((f"  {line}" for line in lines), err),
         )
         result = run_demo(name, settings, callbacks, shutdown)
     if json:
@@ -78,10 +77,6 @@ def demo_command(  # noqa: PLR0913 - one parameter for each option of the comman
 
 def _announce(url: str) -> None:
     err.print(f"\nLive page: [bold link={url}]{url}[/]  (the first figures appear within a minute)\n")
-
-
-def _print_status(lines: Sequence[str]) -> None:
-    print_lines((f"  {line}" for line in lines), err)
 
 
 def _list_demos(*, json: bool) -> None:

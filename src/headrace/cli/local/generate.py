@@ -1,24 +1,24 @@
 """`headrace generate PATTERN`: send realistic records to Kafka, or print them."""
 
 import os
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event
 from typing import Annotated
 
 import typer
 
-from headrace.cli.home import DEFAULT_HOME, HomeOption, local_broker
 from headrace.cli.output import JsonOption, emit, err
-from headrace.demos.feeder import SendableRecord, SendResult, find_generator, generate, pace, records_between
+from headrace.cli.project import DEFAULT_HOME, HomeOption, local_broker
+from headrace.cli.signals import signal_handler
+from headrace.demos.feeder import SendResult, find_generator, generate, pace, records_between
 from headrace.errors import HeadraceError
 from headrace.flow.duration import Duration
 from headrace.flow.target import Target
+from headrace.patterns.traffic import GeneratedRecord
 
 
 def parse_share(option: str, text: str) -> float:
@@ -82,7 +82,9 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
         seed=seed,
         oversized=oversized,
     )
-    with _stop_on_signals() as stop:
+    # A signal ends the sending: sent records are acknowledged and counted before the exit.
+    stop = Event()
+    with signal_handler(lambda *_: stop.set()):
         if stdout:
             sent, destination = (
                 _print_values(records_between(generator, backfill=history, live=live), stop),
@@ -102,21 +104,7 @@ def generate_command(  # noqa: PLR0913 - one parameter for each option of the co
         err.print(f"Sent {sent.records:,} records to {destination} in {sent.seconds:.1f} s: {kinds or 'none'}.")
 
 
-@contextmanager
-def _stop_on_signals() -> Iterator[Event]:
-    """Set an event on Ctrl-C and SIGTERM, so that sent records are acknowledged and counted before the exit."""
-    stop = Event()
-    previous_handlers = {
-        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
-
-
-def _print_values(records: Iterator[SendableRecord], stop: Event) -> SendResult:
+def _print_values(records: Iterator[GeneratedRecord], stop: Event) -> SendResult:
     """Write one value per line; a record without a value is an empty line."""
     counts: Counter[str] = Counter()
     started = time.monotonic()

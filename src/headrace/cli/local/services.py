@@ -1,15 +1,18 @@
-"""`headrace up`, `headrace down` and `headrace ps`: start, stop and list the local services."""
+"""`headrace up`, `down` and `ps`: start, stop and list the local services; `headrace doctor`: check this machine."""
 
 from dataclasses import asdict
+from textwrap import indent
 from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from headrace.cli.home import DEFAULT_HOME, HomeOption
-from headrace.cli.output import JsonOption, YesOption, confirm, emit, err, out, require_yes
+from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, emit, err, out, require_yes
 from headrace.cli.progress import progress_reporter
+from headrace.cli.project import DEFAULT_HOME, HomeOption
 from headrace.demos.runner import delete_demo_data
+from headrace.operate.doctor import run_health_checks
 from headrace.stack.local import DEFAULT_PARTS, LocalStack
 from headrace.stack.postgres import ROLE
 
@@ -22,6 +25,7 @@ WithOption = Annotated[
 WipeOption = Annotated[bool, typer.Option("--wipe", help="Also delete the data. Asks first.")]
 
 COLOURS = {"running": "green", "stopped": "dim", "crashed": "bold red"}
+LEVEL_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def up_command(*, home: HomeOption = DEFAULT_HOME, more: WithOption = None, json: JsonOption = False) -> None:
@@ -97,3 +101,19 @@ def ps_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> 
     out.print(table)
     if any(part.state == "crashed" for part in parts):
         out.print("A service ended without being stopped. Its data is kept: `headrace up` restarts it.")
+
+
+def doctor_command(*, home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+    """Check Python, Java, jars, PostgreSQL, disk, memory and ports. Exit code 1 when a run is impossible."""
+    findings = run_health_checks(home)
+    failed = [finding for finding in findings if finding.level == "fail"]
+    if json:
+        emit({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            level = (f"{finding.level:<5}", LEVEL_COLOURS[finding.level])
+            out.print(Text.assemble(level, f"{finding.name:<14}", finding.detail))
+            if finding.remedy:
+                out.print(Text(indent(finding.remedy, " " * 19), style="dim"))
+    if failed:
+        raise typer.Exit(ANSWER_IS_NO)

@@ -10,8 +10,7 @@ from headrace.cli.output import ANSWER_IS_NO, JsonOption, YesOption, confirm, em
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.clients.storage import is_local
-from headrace.operate.late.plan import RepairPlan
-from headrace.operate.late.repair import open_repair
+from headrace.operate.late.repair import Repair, RepairPlan
 from headrace.operate.late.summary import LateSummary, summarise_late
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 
@@ -38,7 +37,7 @@ def late_command(
     with ExitStack() as stack:
         spark = LazySession("late", loaded, run_target, stack, json=json)
         if repair:
-            with open_repair(spark(), run_target, selected) as repair_run:
+            with Repair.open(spark(), run_target, selected) as repair_run:
                 plan = repair_run.plan()
                 _confirm(plan, yes=yes, json=json)
                 if plan.windows:

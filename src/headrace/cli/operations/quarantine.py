@@ -11,7 +11,7 @@ from headrace.cli.output import JsonOption, YesOption, confirm, emit, err, out, 
 from headrace.cli.project import HERE, ProjectOption, TargetOption, load_project
 from headrace.cli.session import LazySession
 from headrace.operate.quarantine.listing import QuarantineList, list_quarantine
-from headrace.operate.quarantine.redrive import RedrivePlan, open_redrive
+from headrace.operate.quarantine.redrive import open_redrive
 
 # As many examples as fit on a screen.
 _EXAMPLES = 5
@@ -52,7 +52,8 @@ def quarantine_command(  # noqa: PLR0913 - an option each
             return
         with open_redrive(spark(), run_target, selected) as redrive_run:
             plan = redrive_run.plan(reason, to)
-            _print_plan(plan, json=json)
+            if not json:
+                print_lines(plan.lines(), err)
             if (plan.rows or plan.unfinished) and not yes and not dry_run:
                 confirm("Send them?", "Nothing was sent.")
             sent = 0 if dry_run else redrive_run.apply(plan)
@@ -60,11 +61,6 @@ def quarantine_command(  # noqa: PLR0913 - an option each
         emit({"ok": True, "sent": sent, **plan.as_dict()})
     elif not dry_run:
         out.print(f"Sent again: {sent} row(s).")
-
-
-def _print_plan(plan: RedrivePlan, *, json: bool) -> None:
-    if not json:
-        print_lines(plan.lines(), err)
 
 
 def _print_listing(listing: QuarantineList) -> None:

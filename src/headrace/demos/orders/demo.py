@@ -8,23 +8,23 @@ from typing import Any
 from pyspark.sql import SparkSession, functions as F
 
 from headrace.clients.spark.delta_log import is_table
-from headrace.demos.compare import Comparison, Row, table_rows
-from headrace.demos.model_inputs import (
-    ExpectedLedgersByInput,
+from headrace.demos.compare import Comparison, Row
+from headrace.demos.protocol import DemoContext, HasBackfill
+from headrace.demos.records_demo import (
     ModelVerdict,
+    PatternGenerator,
+    RecordsDemo,
+    TargetComparison,
     batch_ranges,
-    compare_ledgers,
     read_records,
     select_columns,
 )
-from headrace.demos.protocol import DemoContext, HasBackfill
-from headrace.demos.records_demo import PatternGenerator, RecordsDemo
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.size import format_bytes
 from headrace.flow.target import Target
 from headrace.patterns.orders import flows as pattern, model
-from headrace.patterns.orders.generator import OrderGenerator, OrderTraffic
+from headrace.patterns.orders.generator import OrderTraffic
 from headrace.patterns.records import ConsumedRecord
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lease import highest_lease
@@ -41,7 +41,7 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
     started more than once it also gets the watermarks recorded there. Call when the flows have stopped.
     """
     orders, payments = read_records(target, settings.orders_topic), read_records(target, settings.payments_topic)
-    comparison = Comparison()
+    comparison = TargetComparison(spark=spark, target=target)
     for how, flow in zip(settings.joins, pattern.flows(settings), strict=True):
         delay, bound = Duration.parse(settings.delay(how)).ms, Duration.parse(settings.bound).ms
         outcome = model.replay(
@@ -52,10 +52,9 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
             recorded=watermarks(spark, target, flow.name) if was_restarted(spark, target, flow.name) else None,
         )
         expected: list[Row] = [row._asdict() for batch in outcome.batches for row in batch]
-        path = settings.table(how)
-        comparison.add(f"delta:{path}", expected, table_rows(spark, "delta", target.table(path)))
+        comparison.add_table(settings.table(how), expected)
         late = [row._asdict() for row in outcome.late]
-        compare_ledgers(comparison, spark, target, flow.name, ExpectedLedgersByInput(outcome.invalid, late))
+        comparison.add_ledgers_by_input(flow.name, outcome.invalid, late)
         if how == hit_rate_join(settings):
             actual_rates = select_columns(hit_rates(spark, target, settings), "minute", "orders", "paid")
             expected_rates = [
@@ -77,17 +76,15 @@ def was_restarted(spark: SparkSession | None, target: Target, flow: str) -> bool
     return highest_lease(checkpoint) > 1
 
 
-def _generator(settings: pattern.OrderSettings) -> OrderGenerator:
-    return OrderGenerator(OrderTraffic(orders_topic=settings.orders_topic, payments_topic=settings.payments_topic))
-
-
 @dataclass(frozen=True)
 class OrdersDemo(RecordsDemo, HasBackfill):
     """Orders and payments with their usual settings."""
 
     title: str = "Orders and payments: four joins of two streams within an hour"
     pattern_flows: Callable[[Any], list[Flow]] = pattern.flows
-    generator: Callable[[Any], PatternGenerator] = _generator
+    generator: Callable[[Any], PatternGenerator] = lambda settings: OrderTraffic(
+        topic=settings.orders_topic, payments_topic=settings.payments_topic
+    )
     # Delay and bound add up to an hour and a half: with a shorter history no minute is final.
     backfill: timedelta = timedelta(hours=3)
     settings: pattern.OrderSettings = field(default_factory=pattern.OrderSettings)

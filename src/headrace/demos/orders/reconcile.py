@@ -21,7 +21,6 @@ An order or payment without a match is not a difference: the batch does not have
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
@@ -30,21 +29,18 @@ from itertools import groupby, islice
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 from pyspark.storagelevel import StorageLevel
 
-from headrace.audit.flow_audit import FlowAudit, late_table
+from headrace.audit.flow_audit import late_table
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import timestamp_literal
 from headrace.demos.reconciliation import Reconciliation
 from headrace.errors import RecoveryError
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
-from headrace.flow.sink import Batch
 from headrace.flow.target import Target
-from headrace.operate.late.replayable_rows import ReplayableRows
+from headrace.operate.late.replayable_rows import Recomputation
 from headrace.patterns.orders.flows import join_payments
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
-from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
-from headrace.runtime.session import flow_session
+from headrace.runtime.checkpoint.lease import ActiveLease
 from headrace.sinks.delta.write import DeltaAppend
 
 # The step under which a reconciliation is recorded in the table, separate from the flow's batches.
@@ -68,7 +64,7 @@ class JoinPlan:
     | rows        | how many rows the table should have for it                                                 |
     | added, removed | rows of the table that a repair adds and removes, by cause                              |
     | examples    | the first 20 of those rows by id, of each cause                                            |
-    | never_came  | how many orders have no payment, and how many payments no order                            |
+    | unmatched  | how many orders have no payment, and how many payments no order                            |
     | alone       | the first 20 of these by id, of either                                                     |
     """
 
@@ -81,7 +77,7 @@ class JoinPlan:
     added: Mapping[str, int] = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     examples: Sequence[Mapping[str, object]] = ()
-    never_came: Mapping[str, int] = field(default_factory=dict)
+    unmatched: Mapping[str, int] = field(default_factory=dict)
     alone: Sequence[Mapping[str, object]] = ()
 
     @property
@@ -102,7 +98,7 @@ class JoinPlan:
         for cause in sorted({*self.added, *self.removed}):
             added, removed = self.added.get(cause, 0), self.removed.get(cause, 0)
             yield f"  {cause}: {added:,} row(s) are missing, {removed:,} too many."
-        for what, count in self.never_came.items():
+        for what, count in self.unmatched.items():
             yield f"  never came: {count:,} {what}."
         for _cause, rows in groupby(self.examples, key=lambda row: row["cause"]):
             for row in islice(rows, _MAX_ROWS_PRINTED):
@@ -117,16 +113,14 @@ def _describe(row: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-class JoinReconciliation:
-    """A reconciliation that holds the lease, from `open_reconciliation`; call `plan` once, then optionally `apply`."""
+class JoinReconciliation(Recomputation):
+    """A reconciliation that holds the lease, from `JoinReconciliation.open`; call `plan` once, then `apply` or not."""
 
     def __init__(
         self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, active_lease: ActiveLease
     ) -> None:
-        self._target, self._flow, self._checkpoint, self._lease = target, flow, checkpoint, active_lease
         self._bound = _time_bound(flow)
-        self._session = flow_session(spark, flow)
-        self._rows: DataFrame | None = None
+        super().__init__(spark, target, flow, checkpoint, active_lease)
 
     def plan(self, day: date | None) -> JoinPlan:
         """Recompute a day and compare it with the table; None is the last full day. Changes nothing."""
@@ -140,7 +134,7 @@ class JoinReconciliation:
                 code="HR-356",
             )
         start, end, is_full_day = self._span(committed[-1], day)
-        retained = ReplayableRows(self._session, self._target, self._flow, self._checkpoint)
+        retained = self._replayable
         retained.read_up_to(committed[-1])
         missing = retained.missing((start - self._bound, end + self._bound))
         if missing is not None:
@@ -176,20 +170,12 @@ class JoinReconciliation:
 
     def apply(self, plan: JoinPlan) -> None:
         """Apply a plan in one commit to the table."""
-        sink, query_id = self._sink(), self._checkpoint.query_id()
         assert self._rows is not None  # noqa: S101 - `plan` made them
-        assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
         with self._lease.checked():
-            last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(query_id, -1)
-            number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._lease.token)
             event_time = "COALESCE(order_time, pay_time)"
             where = f"{event_time} >= {timestamp_literal(plan.start)} AND {event_time} < {timestamp_literal(plan.end)}"
-            sink.replace(self._rows, where, number)
-
-    def close(self) -> None:
-        """Unpersist the recomputed rows."""
-        if self._rows is not None:
-            self._rows.unpersist()
+            sink = self._sink()
+            sink.replace(self._rows, where, self._next_batch(sink, _STEP))
 
     def _sink(self) -> DeltaAppend:
         if not isinstance(self._flow.sink, DeltaAppend):
@@ -277,23 +263,6 @@ class JoinReconciliation:
         return {"payment(s) of an order": orders, "order(s) of a payment": payments}, examples
 
 
-@contextmanager
-def open_reconciliation(spark: SparkSession, target: Target, flow: Flow) -> Iterator[JoinReconciliation]:
-    """Take the flow's lease, lock its table, complete its audit, and yield the reconciliation.
-
-    Raises when the flow is running (HR-302), or another process writes the table (HR-337).
-    """
-    checkpoint = Checkpoint.of(flow.name, target, spark)
-    with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
-        reconciliation = JoinReconciliation(spark, target, flow, checkpoint, active_lease)
-        if checkpoint.committed_batches():
-            FlowAudit(flow_session(spark, flow), target, flow).catch_up()
-        try:
-            yield reconciliation
-        finally:
-            reconciliation.close()
-
-
 def is_join(flow: Flow) -> bool:
     """Return whether a flow is a join of orders and payments, by the pattern's own transform."""
     return (
@@ -321,7 +290,7 @@ def _time_bound(flow: Flow) -> timedelta:
     return timedelta(milliseconds=Duration.parse(str(flow.transform.keywords["bound"])).ms)
 
 
-RECONCILIATION = Reconciliation(is_join, open_reconciliation)
+RECONCILIATION = Reconciliation(is_join, JoinReconciliation.open)
 
 
 def surplus_by_cause(in_table: int, expected: int, *, late: bool) -> dict[str, int]:

@@ -14,7 +14,6 @@ from headrace.errors import HeadraceError
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.source_order import read_source_order
-from headrace.spark_plan.source_order import PlannedSource
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def next_reads(checkpoint: Checkpoint, target: Target, inputs: Sequence[str]) ->
     last, unfinished = planned[-1], checkpoint.unfinished_batch()
     entry = checkpoint.offset_entry(last)
     order = read_source_order(checkpoint)
-    names = inputs if order is None else [_input_name(place) for place in order]
+    names = inputs if order is None else [place.input if place.role == "rows" else str(place) for place in order]
     for source, end in enumerate(entry.offsets):
         name = names[source] if len(names) == len(entry.offsets) else None
         if unfinished is None:
@@ -85,10 +84,6 @@ def committed_offsets(checkpoint: Checkpoint) -> dict[Partition, int]:
     sources = [_parse(text) for text in checkpoint.offset_entry(committed[-1]).offsets] if committed else []
     kafka = [_partitions(offsets) for offsets in sources if source_kind(offsets) == "kafka"]
     return {partition: offset for offsets in kafka for partition, offset in offsets.items()}
-
-
-def _input_name(place: PlannedSource) -> str:
-    return place.input if place.role == "rows" else str(place)
 
 
 def _reads_from(source: int, name: str | None, offsets: Any, target: Target) -> SourceReads:

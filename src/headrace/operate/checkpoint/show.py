@@ -1,18 +1,22 @@
 """Summarise a checkpoint: the progress of the flow, and what it would read if it started now.
 
 Everything comes from the files of the checkpoint, except the lag behind a topic, which comes from the broker.
+`count_rows` counts the rows in the state with Spark's state store reader.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import SourceReads, next_reads
-from headrace.operate.checkpoint.state import state_operators, state_stores
+from headrace.operate.checkpoint.state import DEFAULT_STORE, state_operators, state_stores
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import Flaw, find_log_flaws
 from headrace.runtime.checkpoint.lease import current_holder
@@ -143,3 +147,27 @@ def _read_note(checkpoint: Checkpoint, path: str) -> dict[str, Any]:
 
 def _iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def count_rows(spark: SparkSession, checkpoint: Checkpoint, state: Iterable[StoreSize]) -> tuple[StoreSize, ...]:
+    """Return the stores with their row counts after the last committed batch. Reads every key of the state.
+
+    Stores that Spark cannot read, such as those of custom state with several variables, keep `rows` None.
+    """
+    stores = list(state)
+    rows: dict[tuple[int, str], dict[int, int]] = {}
+    for operator, name in dict.fromkeys((store.operator, store.store) for store in stores):
+        reader = spark.read.format("statestore").option("operatorId", operator)
+        if name != DEFAULT_STORE:
+            reader = reader.option("storeName", name)
+        try:
+            counts = reader.load(checkpoint.location).groupBy("partition_id").count().collect()
+        except PySparkException:
+            continue
+        rows[operator, name] = {row["partition_id"]: row["count"] for row in counts}
+    return tuple(
+        replace(store, rows=rows[store.operator, store.store].get(store.partition, 0))
+        if (store.operator, store.store) in rows
+        else store
+        for store in stores
+    )

@@ -27,11 +27,11 @@ from headrace.flow.sink import WritesFolder, leaf_sinks
 from headrace.flow.target import Target
 from headrace.operate.erase import errors
 from headrace.operate.erase.external import SourceLookup, external_places, row_in_source, source_tables
-from headrace.operate.erase.journal import Journal
 from headrace.operate.erase.places import (
     Lake,
     LakeTable,
     affected_flows,
+    folders_written,
     is_within,
     list_tables,
     locations_read,
@@ -39,7 +39,7 @@ from headrace.operate.erase.places import (
 )
 from headrace.operate.erase.plan import ErasePlan, ScannedPlace
 from headrace.operate.erase.scan import SearchTerms, Traces, find_traces, subject_texts
-from headrace.operate.erase.subject import Subject, Texts, in_json, is_identifying
+from headrace.operate.erase.subject import Journal, Subject, Texts, in_json, is_identifying
 from headrace.operate.erase.table import erase_rows, other_rows, republish_versions, subject_rows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.folder_lock import lock_folder, lock_sink_folders
@@ -103,10 +103,7 @@ class Erasure:
                 checkpoint = Checkpoint.of(flow.name, self._target, self._spark)
                 stack.enter_context(acquire_lease(checkpoint, self._target.lease))
                 stack.enter_context(lock_sink_folders(flow, self._target))
-                folders += [
-                    sink.folder(self._target) for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
-                ]
-                folders.append(self._target.table(f"_headrace/{flow.name}"))
+                folders += [*folders_written(flow, self._target), self._target.table(f"_headrace/{flow.name}")]
             for table in (table for table in self._tables if table.is_erasable):
                 if not any(is_within(table.location, folder.rstrip("/")) for folder in folders):
                     stack.enter_context(lock_folder(table.location))
@@ -258,12 +255,8 @@ class Erasure:
                 _newest_batch(rows) for rows in (subject_rows(self._spark, table, Texts(())), pending)
             )
             for flow in self.stopped_flows:
-                folders = [
-                    sink.folder(self._target) for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
-                ]
-                if subject_batch is None or table.location not in {
-                    f"{folder.rstrip('/')}/{PENDING}" for folder in folders
-                }:
+                pending_tables = {f"{folder}/{PENDING}" for folder in folders_written(flow, self._target)}
+                if subject_batch is None or table.location not in pending_tables:
                     continue
                 if (
                     subject_batch == last_batch

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
 from headrace.cdc.capture.catalogue import read_tables
+from headrace.cdc.capture.declaration import captures
 from headrace.cdc.capture.source_table import SourceTable
 from headrace.cdc.reconcile.source_rows import row_exists
 from headrace.clients.kafka import list_topics
@@ -19,7 +20,6 @@ from headrace.flow.flow import Flow
 from headrace.flow.sink import WritesFolder, WritesTopic, leaf_sinks
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.state import DEFAULT_STORE, state_stores
-from headrace.operate.erase.places import captures
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.sources.kafka.source import KafkaSource
@@ -63,7 +63,7 @@ def source_tables(target: Target, flows: Sequence[Flow], name: str) -> list[Sour
     """Look up a table in the captured databases, by its name or its full name."""
     schema, _, bare = name.rpartition(".")
     lookups = []
-    for capture in dict.fromkeys(captures(flows)):
+    for capture in dict.fromkeys(capture for flow in flows for capture in captures(flow.sink)):
         names = capture.selection.names
         if names and not any(table.rpartition(".")[2] == bare for table in names):
             continue

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pyspark.sql import SparkSession
 
 from headrace.cdc.apply.transactions import PENDING
-from headrace.cdc.capture.declaration import Capture, HasCapture
+from headrace.cdc.capture.declaration import Capture, captures
 from headrace.clients.spark.delta_log import LOG_FOLDER, snapshot
 from headrace.clients.sql import quote_name
 from headrace.clients.storage import file_store
@@ -93,12 +93,8 @@ class Lake:
 def list_tables(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> Lake:
     """List all Delta tables below the lake and below folders of sinks outside of it. Reads logs, no rows."""
     lake = target.lake.rstrip("/")
-    elsewhere = [
-        folder
-        for flow in flows
-        for _, sink in leaf_sinks(flow.sink)
-        if isinstance(sink, WritesFolder) and not (folder := sink.folder(target).rstrip("/")).startswith(f"{lake}/")
-    ]
+    written = [folder for flow in flows for folder in folders_written(flow, target)]
+    elsewhere = [folder for folder in written if not folder.startswith(f"{lake}/")]
     tables: list[LakeTable] = []
     other_files: dict[str, tuple[str, ...]] = {}
     for root in dict.fromkeys((lake, *elsewhere)):
@@ -108,7 +104,7 @@ def list_tables(spark: SparkSession, target: Target, flows: Sequence[Flow]) -> L
             location = f"{root}/{path}" if path else root
             name = path if root == lake else location
             kind: TableKind = "recorded" if _is_ledger(name) else "tombstones" if "_tombstones/" in name else "table"
-            columns = _columns(spark, location)
+            columns = tuple(_flat(snapshot(spark, location).schema.jsonValue()["fields"], None))
             tables.append(LakeTable(name, location, kind, columns, tuple(files)))
     return Lake(tuple(tables), other_files)
 
@@ -127,7 +123,8 @@ def _match_table(table: LakeTable, subject: Subject, flows: Sequence[Flow]) -> L
         payloads.append((None, pattern))
     own_pattern = subject.payload_pattern(own=True)
     ledger = _LEDGER_PATH.fullmatch(table.path)
-    for capture in captures(flow for flow in flows if ledger is None or flow.name == ledger.group(1)):
+    sinks = [flow.sink for flow in flows if ledger is None or flow.name == ledger.group(1)]
+    for capture in (capture for sink in sinks for capture in captures(sink)):
         if own_pattern is not None and any(column.name == "topic" for column in table.columns):
             payloads.append((topic_pattern(capture, subject), own_pattern))
     return replace(table, payloads=tuple(payloads) if any(column.is_text for column in table.columns) else ())
@@ -135,14 +132,6 @@ def _match_table(table: LakeTable, subject: Subject, flows: Sequence[Flow]) -> L
 
 def _is_ledger(path: str) -> bool:
     return any(pattern.fullmatch(path) for pattern in (_LEDGER_PATH, _PENDING_PATH))
-
-
-def captures(flows: Iterable[Flow]) -> Iterator[Capture]:
-    """Yield the captures whose changes the flows read."""
-    for flow in flows:
-        for _, sink in leaf_sinks(flow.sink):
-            if isinstance(sink, HasCapture) and sink.capture is not None:
-                yield sink.capture
 
 
 def topic_pattern(capture: Capture, subject: Subject) -> str:
@@ -156,16 +145,18 @@ def affected_flows(flows: Sequence[Flow], target: Target, tables: Sequence[LakeT
     affected = []
     for flow in flows:
         ledgers = f"_headrace/{flow.name}/"
-        folders = [
-            sink.folder(target).rstrip("/") for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)
-        ]
-        places = [*folders, *locations_read(flow, target)]
+        places = [*folders_written(flow, target), *locations_read(flow, target)]
         if any(
             table.path.startswith(ledgers) or any(is_within(table.location, place) for place in places)
             for table in changed
         ):
             affected.append(flow)
     return affected
+
+
+def folders_written(flow: Flow, target: Target) -> list[str]:
+    """Return the folders that a flow's sinks write."""
+    return [sink.folder(target).rstrip("/") for _, sink in leaf_sinks(flow.sink) if isinstance(sink, WritesFolder)]
 
 
 def locations_read(flow: Flow, target: Target) -> list[str]:
@@ -195,10 +186,6 @@ def _group_files_by_table(sizes: Mapping[str, int]) -> tuple[dict[str, list[str]
         else:
             files_by_table[table].append(path.removeprefix(f"{table}/") if table else path)
     return files_by_table, other_files
-
-
-def _columns(spark: SparkSession, location: str) -> tuple[TableColumn, ...]:
-    return tuple(_flat(snapshot(spark, location).schema.jsonValue()["fields"], None))
 
 
 def _flat(fields: Iterable[dict[str, Any]], parent: TableColumn | None) -> Iterator[TableColumn]:

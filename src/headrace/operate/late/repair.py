@@ -16,31 +16,24 @@ A window is not repaired if some of its rows may be missing from the source: a r
 had would be worse than the one without the late rows.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import BinaryType
 from pyspark.storagelevel import StorageLevel
 
-from headrace.audit.flow_audit import FlowAudit, late_table
+from headrace.audit.flow_audit import late_table
 from headrace.clients.sql import column_named, quote_name, timestamp_literal
 from headrace.errors import RecoveryError
-from headrace.flow.flow import Flow
-from headrace.flow.sink import Batch, Sink
-from headrace.flow.target import Target
-from headrace.operate.late.plan import ChangedRow, RepairPlan, UnrepairedWindow
-from headrace.operate.late.replayable_rows import UNCHANGED, ReplayableRows
+from headrace.flow.sink import Sink
+from headrace.operate.late.replayable_rows import UNCHANGED, Recomputation
 from headrace.operate.late.summary import Window, is_repaired, repaired_table, repaired_up_to
 from headrace.operate.ledgers import LedgerRow, read_ledger
-from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
-from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
-from headrace.runtime.session import flow_session
 from headrace.sinks.delta.upsert import DeltaUpsert
 from headrace.sinks.delta.write import DeltaAppend
 from headrace.sinks.fan_out import FanOut
@@ -53,17 +46,95 @@ _STEP = "repair"
 _EXAMPLES = 20
 
 
-class Repair:
-    """A repair that holds the lease. Created by `open_repair`; call `plan` once, then optionally `apply`."""
+@dataclass(frozen=True)
+class UnrepairedWindow:
+    """A window that is not repaired, and the reason."""
 
-    def __init__(
-        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, active_lease: ActiveLease
-    ) -> None:
-        self._target, self._flow, self._checkpoint, self._lease = target, flow, checkpoint, active_lease
-        self._session = flow_session(spark, flow)
-        self._replayable = ReplayableRows(self._session, target, flow, checkpoint)
-        self._rows: DataFrame | None = None
-        self._where = ""
+    window: Window | None
+    rows: int
+    why: str
+
+    def as_dict(self) -> dict[str, object]:
+        """The window as `--json` prints it."""
+        return {**_as_dict(self.window), "rows": self.rows, "why": self.why}
+
+
+@dataclass(frozen=True)
+class ChangedRow:
+    """A row that a repair changes, as JSON. Without `before` it is added, without `after` removed."""
+
+    before: str | None
+    after: str | None
+
+    def as_dict(self) -> dict[str, object]:
+        """The change as `--json` prints it."""
+        return {side: json.loads(text) if text else None for side, text in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """What a repair does.
+
+    | field    | meaning                                                                                    |
+    |----------|--------------------------------------------------------------------------------------------|
+    | windows  | the windows to recompute, each with the number of its late rows                            |
+    | left     | the windows that are not repaired, with the reason                                         |
+    | up_to    | the last batch whose rows are included                                                     |
+    | changed, added, removed | rows of the table                                                           |
+    | examples | some of those rows, before and after                                                       |
+    """
+
+    flow: str
+    place: str
+    up_to: int
+    windows: dict[Window, int]
+    left: tuple[UnrepairedWindow, ...]
+    changed: int = 0
+    added: int = 0
+    removed: int = 0
+    examples: tuple[ChangedRow, ...] = ()
+
+    @property
+    def changes(self) -> int:
+        """The number of rows of the table that change."""
+        return self.changed + self.added + self.removed
+
+    def as_dict(self) -> dict[str, object]:
+        """The plan as `--json` prints it."""
+        return {
+            **vars(self),
+            "windows": [{**_as_dict(window), "rows": rows} for window, rows in self.windows.items()],
+            "left": [window.as_dict() for window in self.left],
+            "examples": [row.as_dict() for row in self.examples],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Describe the plan, for people."""
+        if self.windows:
+            late, windows = sum(self.windows.values()), len(self.windows)
+            yield f"{windows} closed window(s) get {late} late row(s), from all rows up to batch {self.up_to}."
+            if self.changes:
+                yield f"{self.changed} row(s) of {self.place} change, {self.added} are added, {self.removed} removed."
+                yield "A flow that reads this table as appends stops at the change: DeltaChangesSource reads it."
+            else:
+                yield f"No row changes: {self.place} already has these results. Only the mark is missing."
+        for window in self.left:
+            yield f"Not repaired: {_window_label(window.window)}, {window.rows} late row(s). {window.why}"
+
+
+def _as_dict(window: Window | None) -> dict[str, object]:
+    start, end = window or (None, None)
+    return {"start": start and start.isoformat(), "end": end and end.isoformat()}
+
+
+def _window_label(window: Window | None) -> str:
+    return "no window" if window is None else f"{window[0]:%Y-%m-%d %H:%M:%S} to {window[1]:%H:%M:%S}"
+
+
+class Repair(Recomputation):
+    """A repair that holds the lease, from `Repair.open`; call `plan` once, then optionally `apply`."""
+
+    _where = ""
 
     def plan(self) -> RepairPlan:
         """Recompute the windows and compare them with the table. Changes nothing."""
@@ -103,25 +174,14 @@ class Repair:
 
     def apply(self, plan: RepairPlan) -> None:
         """Apply a plan: one commit to the table, unless it already has the result, then the marks."""
-        sink, query_id = self._table, self._checkpoint.query_id()
+        sink = self._table
         assert self._rows is not None  # noqa: S101 - `plan` made them
-        assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
         with self._lease.checked():
-            if plan.changes:
-                last = sink.committed_batches(self._session, self._flow.name, _STEP, self._target).last.get(
-                    query_id, -1
-                )
-                number = Batch(self._flow.name, query_id, last + 1, self._target, step=_STEP, fence=self._lease.token)
-                if isinstance(sink, DeltaUpsert):
-                    sink.write(self._rows, number)
-                else:
-                    sink.replace(self._rows, self._where, number)
-            self._mark(plan, query_id)
-
-    def close(self) -> None:
-        """Unpersist the recomputed rows."""
-        if self._rows is not None:
-            self._rows.unpersist()
+            if plan.changes and isinstance(sink, DeltaUpsert):
+                sink.write(self._rows, self._next_batch(sink, _STEP))
+            elif plan.changes and isinstance(sink, DeltaAppend):
+                sink.replace(self._rows, self._where, self._next_batch(sink, _STEP))
+            self._mark(plan, self._query_id)
 
     @property
     def _table(self) -> DeltaAppend | DeltaUpsert:
@@ -243,23 +303,6 @@ class Repair:
         columns = "query_id string, window_start timestamp, window_end timestamp, up_to long, late long, at timestamp"
         location = repaired_table(self._target, self._flow.name)
         self._session.createDataFrame(marks, columns).coalesce(1).write.format("delta").mode("append").save(location)
-
-
-@contextmanager
-def open_repair(spark: SparkSession, target: Target, flow: Flow) -> Iterator[Repair]:
-    """Take the flow's lease, lock its table, complete its audit, and yield the repair.
-
-    Raises when the flow is running (HR-302), or another process writes the table (HR-337).
-    """
-    checkpoint = Checkpoint.of(flow.name, target, spark)
-    with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
-        if checkpoint.committed_batches():
-            FlowAudit(flow_session(spark, flow), target, flow).catch_up()
-        repair = Repair(spark, target, flow, checkpoint, active_lease)
-        try:
-            yield repair
-        finally:
-            repair.close()
 
 
 def _rows_with_keys(table: DataFrame, rows: DataFrame, keys: Sequence[str]) -> DataFrame:

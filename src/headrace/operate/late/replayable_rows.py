@@ -2,17 +2,21 @@
 
 A window can be recomputed only if none of its rows can be among the deleted ones. For a flow with one input the
 watermark proves this: it gives the newest event time before a batch, and rows that were read earlier are not newer.
+
+A `Recomputation` computes rows of a table again from them, while the flow cannot run.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import and_
+from typing import Self
 
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
-from headrace.audit.flow_audit import quarantine_table
+from headrace.audit.flow_audit import FlowAudit, quarantine_table
 from headrace.clients.kafka import first_timestamps
 from headrace.clients.spark.delta_log import is_table
 from headrace.clients.sql import column_named
@@ -20,17 +24,65 @@ from headrace.errors import RecoveryError
 from headrace.flow.duration import Duration
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
+from headrace.flow.sink import Batch
 from headrace.flow.source import CanLoseRows, HasStartOffset, MissingOffsets
 from headrace.flow.target import Target
 from headrace.ingest.future_events import drop_invalid, validate_by_clock
 from headrace.ingest.parse import valid_rows, validate
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
+from headrace.runtime.checkpoint.folder_lock import lock_sink_folders
+from headrace.runtime.checkpoint.lease import ActiveLease, acquire_lease
 from headrace.runtime.checkpoint.source_order import source_index
+from headrace.runtime.session import flow_session
+from headrace.sinks.delta.upsert import DeltaUpsert
+from headrace.sinks.delta.write import DeltaAppend
 from headrace.spark_plan.late_filters import mark_input
 
 _POSITION = ("topic", "partition", "offset")
 
 UNCHANGED = "Nothing was changed. The late rows are in the ledger."
+
+
+class Recomputation:
+    """Rows of a flow's table that are computed again while its lease is held and its table is locked."""
+
+    def __init__(
+        self, spark: SparkSession, target: Target, flow: Flow, checkpoint: Checkpoint, active_lease: ActiveLease
+    ) -> None:
+        self._target, self._flow, self._checkpoint, self._lease = target, flow, checkpoint, active_lease
+        self._session = flow_session(spark, flow)
+        self._replayable = ReplayableRows(self._session, target, flow, checkpoint)
+        self._rows: DataFrame | None = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, spark: SparkSession, target: Target, flow: Flow) -> Iterator[Self]:
+        """Take the flow's lease, lock its table, complete its audit, and yield the recomputation.
+
+        Raises when the flow is running (HR-302), or another process writes the table (HR-337).
+        """
+        checkpoint = Checkpoint.of(flow.name, target, spark)
+        with acquire_lease(checkpoint, target.lease) as active_lease, lock_sink_folders(flow, target):
+            recomputation = cls(spark, target, flow, checkpoint, active_lease)
+            if checkpoint.committed_batches():
+                FlowAudit(flow_session(spark, flow), target, flow).catch_up()
+            try:
+                yield recomputation
+            finally:
+                if recomputation._rows is not None:
+                    recomputation._rows.unpersist()
+
+    @property
+    def _query_id(self) -> str:
+        query_id = self._checkpoint.query_id()
+        assert query_id is not None  # noqa: S101 - a checkpoint with batches has its metadata
+        return query_id
+
+    def _next_batch(self, sink: DeltaAppend | DeltaUpsert, step: str) -> Batch:
+        """Return the batch under which the next change of the table is recorded, apart from the flow's batches."""
+        query_id = self._query_id
+        last = sink.committed_batches(self._session, self._flow.name, step, self._target).last.get(query_id, -1)
+        return Batch(self._flow.name, query_id, last + 1, self._target, step=step, fence=self._lease.token)
 
 
 class ReplayableRows:

@@ -45,7 +45,7 @@ class LateWindow:
 
     def as_dict(self) -> dict[str, object]:
         """The window as `--json` prints it."""
-        return {"start": _iso(self.start), "end": _iso(self.end), "rows": self.rows, "repaired": self.repaired}
+        return {**vars(self), "start": self.start.isoformat(), "end": self.end.isoformat()}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,9 @@ def summarise_late(
         by_batch=dict(
             sorted(Counter(_int(row["batch_id"]) for row in first_entries if row["query_id"] == query_id).items())
         ),
-        by_hour=dict(sorted(Counter(_hour(row["recorded_at"]) for row in first_entries).items())),
+        by_hour=dict(
+            sorted(Counter(f"{_datetime(row['recorded_at']):%Y-%m-%dT%H:00Z}" for row in first_entries).items())
+        ),
         late_by={f"p{share}": _share(seconds_late, share) for share in (50, 90, 99)} | {"max": seconds_late[-1]}
         if seconds_late
         else {},
@@ -201,11 +203,3 @@ def _datetime(value: object) -> datetime:
 def _int(value: object) -> int:
     assert isinstance(value, int)  # noqa: S101 - the ledger's own column
     return value
-
-
-def _hour(value: object) -> str:
-    return f"{_datetime(value):%Y-%m-%dT%H:00Z}"
-
-
-def _iso(time: datetime) -> str:
-    return time.isoformat()

@@ -1,15 +1,26 @@
-"""Choose automatic batch sizes before flows run, from the available memory and the processing rate."""
+"""Choose automatic batch sizes before flows run, from the available memory and the processing rate.
+
+Measure the rates to compare batch bounds with: the arrival rate, and the earlier processing rate of a flow.
+"""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
 from headrace.audit.throughput import processed_per_second
 from headrace.clients.spark.jvm import jvm_of
-from headrace.flow.checks.backpressure import MIN_RECORDS, AvailableResources, BatchSize, choose_batch_size
+from headrace.clients.storage import is_local
+from headrace.flow.checks.backpressure import (
+    MIN_RECORDS,
+    AvailableResources,
+    BatchSize,
+    MeasuredRates,
+    choose_batch_size,
+)
 from headrace.flow.flow import Flow
-from headrace.flow.source import HasAutoBatchSize
+from headrace.flow.source import Bounded, HasAutoBatchSize
 from headrace.flow.target import Target
 
 
@@ -65,3 +76,29 @@ def _memory_for_data(spark: SparkSession) -> float:
         else:
             executors += storage_memory
     return executors or driver
+
+
+def measure_rates(flows: Sequence[Flow], target: Target) -> dict[tuple[str, str], MeasuredRates]:
+    """Measure every input with a bounded source, by flow and input. Takes seconds at most and starts no Spark.
+
+    Rates are missing if a broker does not answer or a folder is on remote storage.
+    """
+    sources = {
+        (flow.name, name): input_.source
+        for flow in flows
+        for name, input_ in flow.named_inputs.items()
+        if isinstance(input_.source, Bounded)
+    }
+    if not sources:
+        return {}
+    single_input = {flow.name for flow in flows if len(flow.named_inputs) == 1}
+    with ThreadPoolExecutor(max_workers=len(sources), thread_name_prefix="measure") as pool:
+        arrivals = dict(
+            zip(sources, pool.map(lambda source: source.arrival_rates(target), sources.values()), strict=True)
+        )
+    # Only local checkpoints can be read without Spark. The recorded rate of a flow is not split by input.
+    with_rate = single_input if is_local(target.checkpoints) else set[str]()
+    return {
+        key: MeasuredRates(rate, processed_per_second(target, key[0]) if key[0] in with_rate else None)
+        for key, rate in arrivals.items()
+    }

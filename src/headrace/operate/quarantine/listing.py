@@ -54,13 +54,8 @@ class QuarantineList:
 
     def as_dict(self) -> dict[str, object]:
         """The list as `--json` prints it."""
-        return {
-            "flow": self.flow,
-            "rows": sum(count.rows for count in self.reasons),
-            "redriven": sum(count.redriven for count in self.reasons),
-            "reasons": [asdict(count) for count in self.reasons],
-            "examples": [asdict(row) for row in self.examples],
-        }
+        rows, redriven = sum(count.rows for count in self.reasons), sum(count.redriven for count in self.reasons)
+        return asdict(self) | {"rows": rows, "redriven": redriven}
 
 
 def list_quarantine(

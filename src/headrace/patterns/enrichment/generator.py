@@ -69,6 +69,32 @@ def price(seed: int, product: CatalogueEntry, change: int) -> str:
     return f"{1 + 199 * rng.random() ** 2:.2f}"
 
 
+class _Simulation(traffic.IndependentEvents):
+    """One stream of purchases."""
+
+    kind = "purchase"
+
+    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
+        draw = self.random
+        # The square crowds the draws at the newest products.
+        product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
+        text = (
+            f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
+            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},'
+            f'"ts":"{traffic.iso(event_ms)}"}}'
+        )
+        return traffic.GeneratedEvent(product.product_id.encode(), text, event_ms)
+
+
+# The corruptions of a valid event, by name.
+MALFORMED: dict[str, traffic.Corruption] = {
+    **traffic.common_corruptions("user_id", "ts"),
+    "quantity_not_a_number": traffic.set_fields(quantity="two"),
+    "no_quantity": traffic.remove_field("quantity"),
+    "no_product_id": traffic.remove_field("product_id"),
+}
+
+
 @dataclass(frozen=True)
 class PurchaseTraffic(traffic.Traffic):
     """How a stream of purchases looks: as any traffic. Records of products come on top of `rate`.
@@ -77,8 +103,10 @@ class PurchaseTraffic(traffic.Traffic):
     """
 
     pattern: ClassVar[str] = "enrichment"
+    simulation = _Simulation
+    corruptions = MALFORMED
 
-    purchases_topic: str = "purchases"
+    topic: str = "purchases"
     products_topic: str = "products"
 
 
@@ -93,11 +121,6 @@ class ProductGenerator:
         """Where products go."""
         return self.settings.products_topic
 
-    @property
-    def seed(self) -> int:
-        """That of the catalogue, which purchases are made from too."""
-        return self.settings.seed
-
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
         start = self.settings.milliseconds(from_)
@@ -105,7 +128,7 @@ class ProductGenerator:
         due: list[tuple[int, int, int]] = []
         # Late purchases reach back an hour, to products that were born 40 minutes before.
         for number in count(start // _BORN_EVERY_MS - 3 * _SOLD_FOR):
-            product = entry(self.seed, number)
+            product = entry(self.settings.seed, number)
             # This product and later ones are not announced before this time.
             while due and due[0][0] <= product.born_ms - _AHEAD_MS:
                 if end is not None and due[0][0] >= end:
@@ -133,10 +156,10 @@ class ProductGenerator:
             yield moment, product.number, change
 
     def _event(self, moment: int, number: int, change: int, start: int) -> traffic.GeneratedRecord:
-        product = entry(self.seed, number)
+        product = entry(self.settings.seed, number)
         text = (
             f'{{"product_id":"{product.product_id}","name":{json.dumps(product.name)},'
-            f'"category":"{product.category}","price":{price(self.seed, product, change)},'
+            f'"category":"{product.category}","price":{price(self.settings.seed, product, change)},'
             f'"updated_at":"{traffic.iso(moment)}"}}'
         )
         kind = "price" if change else "product"
@@ -145,53 +168,14 @@ class ProductGenerator:
         )
 
 
-class _Simulation(traffic.DelayedSimulation):
-    """One stream of purchases."""
-
-    kind = "purchase"
-
-    def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
-        draw = self.random
-        # The square crowds the draws at the newest products.
-        product = entry(self._seed, event_ms // _BORN_EVERY_MS - int(draw() ** 2 * _SOLD_FOR))
-        text = (
-            f'{{"purchase_id":"{self._bits(64):016x}","product_id":"{product.product_id}",'
-            f'"user_id":"u-{int(draw() * 50_000)}","quantity":{1 + int(draw() ** 3 * 5)},'
-            f'"ts":"{traffic.iso(event_ms)}"}}'
-        )
-        return traffic.GeneratedEvent(product.product_id.encode(), text, event_ms)
-
-
-# The corruptions of a valid event, by name.
-MALFORMED: dict[str, traffic.Corruption] = {
-    **traffic.common_corruptions("user_id", "ts"),
-    "quantity_not_a_number": traffic.set_fields(quantity="two"),
-    "no_quantity": traffic.remove_field("quantity"),
-    "no_product_id": traffic.remove_field("product_id"),
-}
-
-
 @dataclass(frozen=True)
-class PurchaseGenerator(traffic.TrafficGenerator):
-    """Streams of purchases."""
-
-    settings: PurchaseTraffic = PurchaseTraffic()
-    simulation = _Simulation
-    corruptions = MALFORMED
-
-    @property
-    def topic(self) -> str:
-        """Where purchases go."""
-        return self.settings.purchases_topic
-
-
-class EnrichmentGenerator(PurchaseGenerator):
+class EnrichmentTraffic(PurchaseTraffic):
     """Purchases and what becomes known of products, in the order of their arrival, each on its topic."""
 
     def events(self, from_: datetime, until: datetime | None = None) -> Iterator[traffic.GeneratedRecord]:
         """Yield the records that arrive from a moment on, in the order of their arrival, without waiting."""
-        both = ProductGenerator(self.settings).events(from_, until), super().events(from_, until)
+        both = ProductGenerator(self).events(from_, until), super().events(from_, until)
         return merge(*both, key=lambda record: record.arrival_ms)
 
 
-generator = EnrichmentGenerator().with_traffic
+generator = EnrichmentTraffic().with_traffic

@@ -17,27 +17,6 @@ from headrace.patterns import records
 from headrace.patterns.records import ConsumedRecord, Event, InvalidRecord
 from headrace.patterns.window_model import BatchOffsets, batch_records
 
-PURCHASE = records.RecordSchema(
-    (
-        records.Field("purchase_id", records.text),
-        records.Field("product_id", records.text),
-        records.Field("user_id", records.text),
-        records.Field("quantity", records.integer),
-        records.Field("ts", records.instant),
-    ),
-    time="ts",
-)
-PRODUCT = records.RecordSchema(
-    (
-        records.Field("product_id", records.text),
-        records.Field("name", records.text),
-        records.Field("category", records.text),
-        records.Field("price", records.decimal(10, 2)),
-        records.Field("updated_at", records.instant),
-    ),
-    time=None,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Purchase(Event):
@@ -47,6 +26,19 @@ class Purchase(Event):
     product_id: str
     user_id: str
     quantity: int
+
+
+PURCHASE = records.RecordSchema(
+    Purchase,
+    (
+        records.Field("purchase_id", records.text),
+        records.Field("product_id", records.text),
+        records.Field("user_id", records.text),
+        records.Field("quantity", records.integer),
+        records.Field("ts", records.instant),
+    ),
+    time="ts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +56,19 @@ class Product:
         """Whether the row is valid at that time."""
         is_started = self.valid_from_us is None or self.valid_from_us <= moment_us
         return is_started and (self.valid_to_us is None or moment_us < self.valid_to_us)
+
+
+PRODUCT = records.RecordSchema(
+    Product,
+    (
+        records.Field("product_id", records.text),
+        records.Field("name", records.text),
+        records.Field("category", records.text),
+        records.Field("price", records.decimal(10, 2)),
+        records.Field("updated_at", records.instant),
+    ),
+    time=None,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +116,13 @@ def replay(
     outcome = EnrichmentOutcome([], [], 0)
     later, version = 0, -1
     for batch, version in zip(batches, versions_seen, strict=True):
-        parsed = [parse_purchase(record) for record in batch_records(log, batch)]
+        parsed = [PURCHASE.parse(record) for record in batch_records(log, batch)]
         outcome.invalid.extend(verdict for verdict in parsed if isinstance(verdict, InvalidRecord))
         arrived = [verdict for verdict in parsed if not isinstance(verdict, InvalidRecord)]
         still: list[Purchase] = []
         for number, purchase in enumerate([*waiting, *arrived]):
-            match = _find(by_id.get(version, {}).get(purchase.product_id, ()), purchase)
+            products = by_id.get(version, {}).get(purchase.product_id, ())
+            match = next((product for product in products if product.is_valid_at(purchase.event_time_us)), None)
             if match is None:
                 still.append(purchase)
             else:
@@ -127,29 +133,18 @@ def replay(
     return EnrichmentOutcome(outcome.rows, outcome.invalid, later)
 
 
-def parse_purchase(record: ConsumedRecord) -> Purchase | InvalidRecord:
-    """Parse a record; return an InvalidRecord with the first reason that applies."""
-    return PURCHASE.parse_event(record, Purchase)
-
-
 def newest_products(records: Iterable[ConsumedRecord]) -> dict[str, Product]:
     """Return the expected dimension after these records: the newest row of each product by `updated_at`."""
-    newest: dict[str, tuple[int, Product]] = {}
+    newest: dict[str, Product] = {}
+    updated: dict[str, int] = {}
     for record in records:
-        values = PRODUCT.parse(record)
-        if isinstance(values, InvalidRecord):
+        values, product = PRODUCT.values(record), PRODUCT.parse(record)
+        if isinstance(values, InvalidRecord) or isinstance(product, InvalidRecord):
             continue
-        product = Product(
-            str(values["product_id"]), str(values["name"]), str(values["category"]), cast("Decimal", values["price"])
-        )
         updated_at = cast("int", values["updated_at"])
-        if updated_at >= newest.get(product.product_id, (updated_at, product))[0]:
-            newest[product.product_id] = (updated_at, product)
-    return {name: product for name, (_, product) in newest.items()}
-
-
-def _find(products: Iterable[Product], purchase: Purchase) -> Product | None:
-    return next((product for product in products if product.is_valid_at(purchase.event_time_us)), None)
+        if updated_at >= updated.get(product.product_id, updated_at):
+            newest[product.product_id], updated[product.product_id] = product, updated_at
+    return newest
 
 
 def _row(purchase: Purchase, product: Product | None, version: int) -> EnrichedPurchase:

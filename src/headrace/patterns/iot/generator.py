@@ -10,12 +10,12 @@
 Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
+from __future__ import annotations
+
 import math
 import random
-from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import ClassVar
 
 from headrace.patterns import traffic
@@ -30,46 +30,20 @@ _SHORTEST_SILENCE_MS, _LONGEST_SILENCE_MS = 20 * MINUTE_MS, 50 * MINUTE_MS
 _SHORTEST_OFFLINE_MS, _LONGEST_OFFLINE_MS = 10 * MINUTE_MS, 6 * 60 * MINUTE_MS
 
 
-@dataclass(frozen=True)
-class IotTraffic(traffic.Traffic):
-    """How a stream of readings looks: any traffic, of some devices. The first device sends a fixed share of it."""
-
-    pattern: ClassVar[str] = "iot"
-
-    devices: int = 40
-    busiest: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Refuse what no stream can be."""
-        super().__post_init__()
-        if self.devices < 2:
-            raise self.invalid_settings(
-                f"devices is {self.devices}", "One of them is the busiest, so there are two at the least."
-            )
-        if not 0 < self.busiest < 1:
-            raise self.invalid_settings(
-                f"busiest is {self.busiest}", "It is a share of all readings, and not all of them."
-            )
-
-
-class _Simulation:
-    """One stream, from its first moment on: makes one record at a time, never goes back."""
+class _Simulation(traffic.WeightedSimulation):
+    """One stream of readings."""
 
     kind = "reading"
 
     def __init__(self, settings: IotTraffic, start_ms: int) -> None:
-        rng = settings.random_generator(start_ms)
-        self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
+        super().__init__(settings, start_ms)
         self._names = [f"dev-{number:04d}" for number in range(settings.devices)]
         self._keys = [name.encode() for name in self._names]
         self._busiest = settings.busiest
-        self._delays = [traffic.network_delay_ms(rng) for _ in range(4096)]
-        self._planned_until, self._weights = start_ms, [0.0]
         self._overheated, self._damp = -1, -1
 
     def event(self, now: int) -> traffic.GeneratedEvent:
-        device = self._choose(now)
-        return self._event(device, now - self._delays[self._bits(12)])
+        return self._event(self._choose(now), now - self._delay())
 
     def late(self, now: int) -> traffic.GeneratedEvent:
         offline = _SHORTEST_OFFLINE_MS + int(self.random() * (_LONGEST_OFFLINE_MS - _SHORTEST_OFFLINE_MS))
@@ -92,17 +66,8 @@ class _Simulation:
         )
         return traffic.GeneratedEvent(self._keys[device], text, ts)
 
-    def _choose(self, now: int) -> int:
-        """Draw who sends next."""
-        if now >= self._planned_until:
-            self._weights = list(accumulate(self._plan(now)))
-            self._planned_until = now - now % MINUTE_MS + MINUTE_MS
-        weights = self._weights
-        # The bound excludes an index after the list: a draw may round up to the sum.
-        return bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
-
-    def _plan(self, now: int) -> Iterator[float]:
-        """Weigh every device for the next minute, and say which ones are in trouble."""
+    def plan(self, now: int) -> Iterator[float]:
+        """Weigh every device for the next minute, and draw which ones are in trouble."""
         trouble = random.Random(f"{self._seed}/trouble/{now // _TROUBLE_LASTS_MS}")  # noqa: S311
         self._overheated, self._damp = trouble.sample(range(len(self._names)), k=2)
         others = [0.0 if self._is_silent(device, now) else 1.0 for device in range(1, len(self._names))]
@@ -133,13 +98,28 @@ MALFORMED: dict[str, traffic.Corruption] = {
 
 
 @dataclass(frozen=True)
-class IotGenerator(traffic.TrafficGenerator):
-    """Streams of readings."""
+class IotTraffic(traffic.Traffic):
+    """How a stream of readings looks: any traffic, of some devices. The first device sends a fixed share of it."""
 
-    topic: ClassVar[str] = "iot-telemetry"
-    settings: IotTraffic = IotTraffic()
+    pattern: ClassVar[str] = "iot"
     simulation = _Simulation
     corruptions = MALFORMED
 
+    topic: str = "iot-telemetry"
+    devices: int = 40
+    busiest: float = 0.2
 
-generator = IotGenerator().with_traffic
+    def __post_init__(self) -> None:
+        """Refuse what no stream can be."""
+        super().__post_init__()
+        if self.devices < 2:
+            raise self.invalid_settings(
+                f"devices is {self.devices}", "One of them is the busiest, so there are two at the least."
+            )
+        if not 0 < self.busiest < 1:
+            raise self.invalid_settings(
+                f"busiest is {self.busiest}", "It is a share of all readings, and not all of them."
+            )
+
+
+generator = IotTraffic().with_traffic

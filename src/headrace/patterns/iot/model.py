@@ -9,23 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
+from operator import attrgetter
 
 from headrace.patterns import records
 from headrace.patterns.records import HOUR_MS, MINUTE_MS, ConsumedRecord, Event, InvalidRecord, average
 from headrace.patterns.window_model import BatchOffsets, WindowFlow, batch_records
 
 DAY_MS = 24 * HOUR_MS
-
-READING = records.RecordSchema(
-    (
-        records.Field("device_id", records.text),
-        records.Field("temperature", records.decimal(6, 2)),
-        records.Field("humidity", records.decimal(5, 2)),
-        records.Field("ts", records.instant),
-    ),
-    time="ts",
-    key_required=True,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +27,17 @@ class Reading(Event):
     humidity: Decimal
 
 
-def parse_reading(record: ConsumedRecord) -> Reading | InvalidRecord:
-    """Parse a record; return an InvalidRecord with the first reason that applies."""
-    return READING.parse_event(record, Reading)
+READING = records.RecordSchema(
+    Reading,
+    (
+        records.Field("device_id", records.text),
+        records.Field("temperature", records.decimal(6, 2)),
+        records.Field("humidity", records.decimal(5, 2)),
+        records.Field("ts", records.instant),
+    ),
+    time="ts",
+    key_required=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +93,7 @@ def device_metrics(
             alert(hottest, damp, high_temp, high_humidity),
         )
 
-    return WindowFlow(5 * MINUTE_MS, 2 * MINUTE_MS, parse_reading, _is_counted, _device, row, append=False)
-
-
-def _is_counted(_reading: Reading) -> bool:
-    return True
-
-
-def _device(reading: Reading) -> str:
-    return reading.device_id
+    return WindowFlow(5 * MINUTE_MS, 2 * MINUTE_MS, READING.parse, attrgetter("device_id"), row)
 
 
 @dataclass(frozen=True)
@@ -136,7 +126,7 @@ def replay_silences(
     watermark_before, watermark, upcoming = 0, 0, 0
     for batch in batches:
         watermark_before, watermark = watermark, upcoming
-        parsed = [parse_reading(record) for record in batch_records(log, batch)]
+        parsed = [READING.parse(record) for record in batch_records(log, batch)]
         result.invalid.extend(reading for reading in parsed if isinstance(reading, InvalidRecord))
         readings = [reading for reading in parsed if not isinstance(reading, InvalidRecord)]
         on_time = [reading for reading in readings if reading.event_time_us > watermark_before * 1000]

@@ -18,14 +18,7 @@ _COUNTRIES = ("DE", "FR", "NL", "AT", "ES", "IT", "PL", "SE")
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
-@dataclass(frozen=True)
-class WebOrderTraffic(traffic.Traffic):
-    """How a stream of orders looks: like any traffic."""
-
-    pattern: ClassVar[str] = "medallion"
-
-
-class _Simulation(traffic.DelayedSimulation):
+class _Simulation(traffic.IndependentEvents):
     """One stream of orders."""
 
     kind = "order"
@@ -63,13 +56,14 @@ MALFORMED: dict[str, traffic.Corruption] = {
 
 
 @dataclass(frozen=True)
-class WebOrderGenerator(traffic.TrafficGenerator):
-    """Streams of orders."""
+class WebOrderTraffic(traffic.Traffic):
+    """How a stream of orders looks: like any traffic."""
 
-    topic: ClassVar[str] = "web-orders"
-    settings: WebOrderTraffic = WebOrderTraffic()
+    pattern: ClassVar[str] = "medallion"
     simulation = _Simulation
     corruptions = MALFORMED
 
+    topic: str = "web-orders"
 
-generator = WebOrderGenerator().with_traffic
+
+generator = WebOrderTraffic().with_traffic

@@ -10,22 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import cast
 
 from headrace.patterns import records
 from headrace.patterns.records import HOUR_MS, ConsumedRecord, InvalidRecord, average
-
-ORDER = records.RecordSchema(
-    (
-        records.Field("order_id", records.text),
-        records.Field("customer_id", records.text),
-        records.Field("country", records.text),
-        records.Field("amount", records.decimal(10, 2)),
-        records.Field("items", records.integer),
-        records.Field("ordered_at", records.instant),
-    ),
-    time=None,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +25,25 @@ class WebOrder:
     amount: Decimal
     items: int
     ordered_at: int
-    order_date: date
+    order_date: date = field(init=False)
+
+    def __post_init__(self) -> None:
+        day = datetime.fromtimestamp(self.ordered_at // 1000, UTC).date()
+        object.__setattr__(self, "order_date", day)
+
+
+ORDER = records.RecordSchema(
+    WebOrder,
+    (
+        records.Field("order_id", records.text),
+        records.Field("customer_id", records.text),
+        records.Field("country", records.text),
+        records.Field("amount", records.decimal(10, 2)),
+        records.Field("items", records.integer),
+        records.Field("ordered_at", records.instant_ms),
+    ),
+    time=None,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules
     result = Silver(violations=Counter(dict.fromkeys(rules, 0)))
     first_arrivals: dict[str, int] = {}
     for record in sorted(records, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
-        order = parse_web_order(record)
+        order = ORDER.parse(record)
         if isinstance(order, InvalidRecord):
             result.invalid.append(order)
             continue
@@ -94,23 +99,6 @@ def silver(records: Iterable[ConsumedRecord], *, within_ms: int = HOUR_MS, rules
                 first_arrivals[order.order_id] = record.timestamp_ms
                 result.orders.append(order)
     return result
-
-
-def parse_web_order(record: ConsumedRecord) -> WebOrder | InvalidRecord:
-    """Parse a record by the schema alone; return an InvalidRecord with the first reason that applies."""
-    values = ORDER.parse(record)
-    if isinstance(values, InvalidRecord):
-        return values
-    ordered_us = cast("int", values["ordered_at"])
-    return WebOrder(
-        order_id=str(values["order_id"]),
-        customer_id=str(values["customer_id"]),
-        country=str(values["country"]),
-        amount=cast("Decimal", values["amount"]),
-        items=cast("int", values["items"]),
-        ordered_at=ordered_us // 1000,
-        order_date=datetime.fromtimestamp(ordered_us // 1_000_000, UTC).date(),
-    )
 
 
 def gold(orders: Iterable[WebOrder]) -> list[DailySales]:

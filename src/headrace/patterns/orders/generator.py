@@ -11,6 +11,8 @@
 Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -30,16 +32,6 @@ _ORDERED_LATE = 2 / 3
 _WAITS = ((0.70, 0.1, 5.0), (0.90, 5.0, 45.0), (0.93, 45.0, 59.9), (0.95, 60.1, 80.0))
 
 
-@dataclass(frozen=True)
-class OrderTraffic(traffic.Traffic):
-    """How a stream of orders and payments looks. The topics are where the flows read."""
-
-    pattern: ClassVar[str] = "orders"
-
-    orders_topic: str = "orders"
-    payments_topic: str = "payments"
-
-
 class _PendingPayment(NamedTuple):
     """A payment to come. The first fields order a heap by when it is made. Of an unpaid order: when it was ordered."""
 
@@ -56,16 +48,14 @@ class _PendingOrder(NamedTuple):
     order_id: str
 
 
-class _Simulation:
-    """One stream, from its first moment on: makes one record at a time, never goes back."""
+class _Simulation(traffic.DelayedSimulation):
+    """One stream of orders and payments."""
 
     kind = "order"
 
     def __init__(self, settings: OrderTraffic, start_ms: int) -> None:
-        rng = settings.random_generator(start_ms)
-        self.random, self._bits = rng.random, rng.getrandbits
-        self._topics = settings.orders_topic, settings.payments_topic
-        self._delays = [traffic.network_delay_ms(rng) for _ in range(4096)]
+        super().__init__(settings, start_ms)
+        self._topics = settings.topic, settings.payments_topic
         self._due: list[_PendingPayment] = []
         self._unpaid: deque[_PendingPayment] = deque(maxlen=_MOST_UNPAID)
         self._unordered: list[_PendingOrder] = []
@@ -81,7 +71,7 @@ class _Simulation:
                 behind = int((60 + 120 * self.random()) * MINUTE_MS)
                 heappush(self._unordered, _PendingOrder(now + behind, now, order_id))
             return self._payment(order_id, now)
-        order_ms = now - self._delays[self._bits(12)]
+        order_ms = now - self._delay()
         order_id = self._new_id()
         wait_ms = self._wait_ms()
         if wait_ms is None or len(self._due) >= _MOST_UNPAID:
@@ -160,17 +150,15 @@ MALFORMED = _malformed()
 
 
 @dataclass(frozen=True)
-class OrderGenerator(traffic.TrafficGenerator):
-    """Streams of orders and payments."""
+class OrderTraffic(traffic.Traffic):
+    """How a stream of orders and payments looks. The topics are where the flows read."""
 
-    settings: OrderTraffic = OrderTraffic()
+    pattern: ClassVar[str] = "orders"
     simulation = _Simulation
     corruptions = MALFORMED
 
-    @property
-    def topic(self) -> str:
-        """Where orders go."""
-        return self.settings.orders_topic
+    topic: str = "orders"
+    payments_topic: str = "payments"
 
 
-generator = OrderGenerator().with_traffic
+generator = OrderTraffic().with_traffic

@@ -31,25 +31,6 @@ from headrace.patterns.window_model import BatchOffsets, batch_records
 
 INPUTS = ("orders", "payments")
 
-ORDER = records.RecordSchema(
-    (
-        records.Field("order_id", records.text),
-        records.Field("user_id", records.text),
-        records.Field("order_time", records.instant),
-    ),
-    time="order_time",
-    key_required=True,
-)
-PAYMENT = records.RecordSchema(
-    (
-        records.Field("order_id", records.text),
-        records.Field("amount", records.decimal(12, 2)),
-        records.Field("pay_time", records.instant),
-    ),
-    time="pay_time",
-    key_required=True,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -58,6 +39,18 @@ class Order:
     order_id: str
     user_id: str
     order_time: int
+
+
+ORDER = records.RecordSchema(
+    Order,
+    (
+        records.Field("order_id", records.text),
+        records.Field("user_id", records.text),
+        records.Field("order_time", records.instant_ms),
+    ),
+    time="order_time",
+    key_required=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +62,18 @@ class Payment:
     pay_time: int
 
 
+PAYMENT = records.RecordSchema(
+    Payment,
+    (
+        records.Field("order_id", records.text),
+        records.Field("amount", records.decimal(12, 2)),
+        records.Field("pay_time", records.instant_ms),
+    ),
+    time="pay_time",
+    key_required=True,
+)
+
+
 class Joined(NamedTuple):
     """A row of a join."""
 
@@ -77,22 +82,6 @@ class Joined(NamedTuple):
     order_time: int | None
     amount: Decimal | None
     pay_time: int | None
-
-
-def parse_order(record: ConsumedRecord) -> Order | InvalidRecord:
-    """Parse a record of the topic of orders."""
-    values = ORDER.parse(record)
-    if isinstance(values, InvalidRecord):
-        return values
-    return Order(str(values["order_id"]), str(values["user_id"]), cast("int", values["order_time"]) // 1000)
-
-
-def parse_payment(record: ConsumedRecord) -> Payment | InvalidRecord:
-    """Parse a record of the topic of payments."""
-    values = PAYMENT.parse(record)
-    if isinstance(values, InvalidRecord):
-        return values
-    return Payment(str(values["order_id"]), cast("Decimal", values["amount"]), cast("int", values["pay_time"]) // 1000)
 
 
 @dataclass(frozen=True)
@@ -180,8 +169,8 @@ def replay(
     before = 0
     for number, batch in enumerate(batches):
         # 1. the records, parsed
-        new_orders = [(record, parse_order(record)) for record in batch_records(logs[0], batch["orders"])]
-        new_payments = [(record, parse_payment(record)) for record in batch_records(logs[1], batch["payments"])]
+        new_orders = [(record, ORDER.parse(record)) for record in batch_records(logs[0], batch["orders"])]
+        new_payments = [(record, PAYMENT.parse(record)) for record in batch_records(logs[1], batch["payments"])]
         outcome.invalid["orders"] += [verdict for _, verdict in new_orders if isinstance(verdict, InvalidRecord)]
         outcome.invalid["payments"] += [verdict for _, verdict in new_payments if isinstance(verdict, InvalidRecord)]
         valid_orders = [(record, order) for record, order in new_orders if isinstance(order, Order)]

@@ -12,14 +12,14 @@
 Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import random
-from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 from headrace.patterns import traffic
@@ -77,21 +77,6 @@ _MOST_OPEN_RIDES = 40_000
 _NO_DROPOFF = ',"dropoff_lat":null,"dropoff_lon":null,"fare_amount":null'
 
 
-@dataclass(frozen=True)
-class RideTraffic(traffic.Traffic):
-    """How a stream of rides looks: like any traffic, in these cities."""
-
-    pattern: ClassVar[str] = "rides"
-
-    cities: tuple[City, ...] = CITIES
-
-    def __post_init__(self) -> None:
-        """Refuse what no stream can be."""
-        super().__post_init__()
-        if not self.cities:
-            raise self.invalid_settings("cities is empty", "Somebody has to ride somewhere.")
-
-
 class _Ride(NamedTuple):
     """A ride under way. The first two fields order a heap of rides by when their next step is due."""
 
@@ -107,10 +92,10 @@ class _Ride(NamedTuple):
 class _Town:
     """A city with its fleet and the rides under way in it."""
 
-    def __init__(self, city: City, rng: random.Random, start_ms: int) -> None:
+    def __init__(self, city: City, draw: Callable[[], float], bits: Callable[[int], int], start_ms: int) -> None:
         self.city, self.key = city, city.name.encode()
         self._name = json.dumps(city.name, ensure_ascii=False)
-        self._random, self._bits = rng.random, rng.getrandbits
+        self._random, self._bits = draw, bits
         self._waiting: list[_Ride] = []
         self._riding: list[_Ride] = []
         self._started_before, self._finished_before = start_ms + _LONGEST_WAIT_MS, start_ms + _LONGEST_TRIP_MS
@@ -183,42 +168,34 @@ class _Town:
         return _Ride(due_ms, self._number, driver, last_ms, int(minutes * MINUTE_MS), head, dropoff)
 
 
-class _Simulation:
-    """One stream, from its first moment on: makes one record at a time, never goes back."""
+class _Simulation(traffic.WeightedSimulation):
+    """One stream of ride events."""
 
     kind = "ride"
 
     def __init__(self, settings: RideTraffic, start_ms: int) -> None:
-        rng = settings.random_generator(start_ms)
-        self.random, self._bits, self._seed = rng.random, rng.getrandbits, settings.seed
-        self._towns = [_Town(city, rng, start_ms) for city in settings.cities]
-        self._delays = [traffic.network_delay_ms(rng) for _ in range(4096)]
-        self._planned_until, self._weights = start_ms, [0.0]
+        super().__init__(settings, start_ms)
+        self._towns = [_Town(city, self.random, self._bits, start_ms) for city in settings.cities]
 
     def event(self, now: int) -> traffic.GeneratedEvent:
-        town, step = self._choose(now)
-        return traffic.GeneratedEvent(town.key, *town.step(step, now, self._delays[self._bits(12)]))
+        town, step = self._draw_step(now)
+        return traffic.GeneratedEvent(town.key, *town.step(step, now, self._delay()))
 
     def late(self, now: int) -> traffic.GeneratedEvent:
-        town, _ = self._choose(now)
+        town, _ = self._draw_step(now)
         event_ms = now - int((20 + 40 * self.random()) * MINUTE_MS)
         return traffic.GeneratedEvent(town.key, town.lone_event(event_ms), event_ms)
 
     def standalone_event(self, now: int) -> traffic.GeneratedEvent:
-        town, _ = self._choose(now)
+        town, _ = self._draw_step(now)
         return traffic.GeneratedEvent(town.key, town.lone_event(now), now)
 
-    def _choose(self, now: int) -> tuple[_Town, int]:
+    def _draw_step(self, now: int) -> tuple[_Town, int]:
         """Draw who sends next, and which step of a ride."""
-        if now >= self._planned_until:
-            self._weights = list(accumulate(self._plan(now)))
-            self._planned_until = now - now % MINUTE_MS + MINUTE_MS
-        weights = self._weights
-        # The bound excludes an index after the list: a draw may round up to the sum.
-        choice = bisect(weights, self.random() * weights[-1], 0, len(weights) - 1)
+        choice = self._choose(now)
         return self._towns[choice >> 2], choice & 3
 
-    def _plan(self, now: int) -> Iterator[float]:
+    def plan(self, now: int) -> Iterator[float]:
         """Weigh every step of every city for the next minute."""
         moods = random.Random(f"{self._seed}/surge/{now // _SURGE_LASTS_MS}")  # noqa: S311
         drawn = moods.sample(self._towns, k=min(2, len(self._towns)))
@@ -251,13 +228,21 @@ MALFORMED: dict[str, traffic.Corruption] = {
 
 
 @dataclass(frozen=True)
-class RideGenerator(traffic.TrafficGenerator):
-    """Streams of ride events."""
+class RideTraffic(traffic.Traffic):
+    """How a stream of rides looks: like any traffic, in these cities."""
 
-    topic: ClassVar[str] = "ride-events"
-    settings: RideTraffic = RideTraffic()
+    pattern: ClassVar[str] = "rides"
     simulation = _Simulation
     corruptions = MALFORMED
 
+    topic: str = "ride-events"
+    cities: tuple[City, ...] = CITIES
 
-generator = RideGenerator().with_traffic
+    def __post_init__(self) -> None:
+        """Refuse what no stream can be."""
+        super().__post_init__()
+        if not self.cities:
+            raise self.invalid_settings("cities is empty", "Somebody has to ride somewhere.")
+
+
+generator = RideTraffic().with_traffic

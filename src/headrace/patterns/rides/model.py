@@ -7,12 +7,27 @@ watermark and the late rows, as for every flow with windows.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from operator import attrgetter
 
 from headrace.patterns import records
-from headrace.patterns.records import MINUTE_MS, ConsumedRecord, Event, InvalidRecord, average
-from headrace.patterns.window_model import WindowFlow
+from headrace.patterns.records import MINUTE_MS, Event, average
+from headrace.patterns.window_model import Row, WindowFlow
+
+
+@dataclass(frozen=True, slots=True)
+class Ride(Event):
+    """A ride."""
+
+    ride_id: str
+    driver_id: str
+    rider_id: str
+    city: str
+    fare_amount: Decimal | None
+    status: str
+
 
 RIDE = records.RecordSchema(
+    Ride,
     (
         records.Field("ride_id", records.text),
         records.Field("driver_id", records.text),
@@ -29,23 +44,6 @@ RIDE = records.RecordSchema(
     time="event_time",
     key_required=True,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Ride(Event):
-    """A ride."""
-
-    ride_id: str
-    driver_id: str
-    rider_id: str
-    city: str
-    fare_amount: Decimal | None
-    status: str
-
-
-def parse_ride(record: ConsumedRecord) -> Ride | InvalidRecord:
-    """Parse a record; return an InvalidRecord with the first reason that applies."""
-    return RIDE.parse_event(record, Ride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +107,8 @@ def surge_multiplier(
     return multiplier if active > above * available else 1.0
 
 
-def _completed(rides: Iterable[Ride]) -> list[Ride]:
-    return list(filter(_is_completed, rides))
-
-
 def _city_rides(start: int, end: int, city: str, rides: Sequence[Ride]) -> CityRides:
-    completed = _completed(rides)
+    completed = list(filter(_is_completed, rides))
     rate = (Decimal(len(completed)) / len(rides)).quantize(Decimal("0.0001"), ROUND_HALF_UP)
     drivers = {ride.driver_id for ride in rides}
     return CityRides(start, end, city, len(rides), len(completed), average_fare(completed), len(drivers), float(rate))
@@ -129,25 +123,12 @@ def _is_completed(ride: Ride) -> bool:
     return ride.status == "completed"
 
 
-def _city(ride: Ride) -> str:
-    return ride.city
-
-
-def _driver(ride: Ride) -> str:
-    return ride.driver_id
-
-
 STATUSES = ("completed", "cancelled", "in_progress")
 
 
 def city_rides(statuses: Iterable[str] = STATUSES) -> WindowFlow[Ride, CityRides]:
     """Return the flow of city rides over rides with one of these statuses."""
-    counted = frozenset(statuses)
-
-    def is_counted(ride: Ride) -> bool:
-        return ride.status in counted
-
-    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, parse_ride, is_counted, _city, _city_rides, append=False)
+    return _by_city(statuses, _city_rides)
 
 
 def surge(
@@ -157,19 +138,28 @@ def surge(
 
     `multiplier` gives the price for active rides and available drivers.
     """
-    counted = frozenset(statuses)
-
-    def is_counted(ride: Ride) -> bool:
-        return ride.status in counted
 
     def row(start: int, end: int, city: str, rides: Sequence[Ride]) -> Surge:
         active = sum(ride.status == "in_progress" for ride in rides)
         available = len({ride.driver_id for ride in rides if ride.status != "in_progress"})
         return Surge(start, end, city, len(rides), active, available, multiplier(active, available))
 
-    return WindowFlow(5 * MINUTE_MS, 10 * MINUTE_MS, parse_ride, is_counted, _city, row, append=False)
+    return _by_city(statuses, row)
+
+
+def _by_city(statuses: Iterable[str], row: Callable[[int, int, str, Sequence[Ride]], Row]) -> WindowFlow[Ride, Row]:
+    counted = frozenset(statuses)
+    return WindowFlow(
+        5 * MINUTE_MS, 10 * MINUTE_MS, RIDE.parse, attrgetter("city"), row, counts=lambda ride: ride.status in counted
+    )
 
 
 DRIVER_METRICS = WindowFlow(
-    15 * MINUTE_MS, 30 * MINUTE_MS, parse_ride, _is_completed, _driver, _driver_metrics, append=True
+    15 * MINUTE_MS,
+    30 * MINUTE_MS,
+    RIDE.parse,
+    attrgetter("driver_id"),
+    _driver_metrics,
+    append=True,
+    counts=_is_completed,
 )

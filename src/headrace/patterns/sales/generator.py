@@ -10,7 +10,6 @@ Duplicates and malformed records: see `headrace.patterns.traffic`.
 """
 
 import math
-from bisect import bisect
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
@@ -40,30 +39,19 @@ CATEGORIES = (
     Category("garden", "gar", 0.2, 35.0, 150),
 )
 
+_WEIGHTS = tuple(accumulate(category.size for category in CATEGORIES))
 _USERS = 200_000
 _REFUNDS = 0.02
 
 
-@dataclass(frozen=True)
-class SalesTraffic(traffic.Traffic):
-    """How a stream of sales looks: like any traffic, in these categories."""
-
-    pattern: ClassVar[str] = "sales"
-
-
-class _Simulation(traffic.DelayedSimulation):
+class _Simulation(traffic.IndependentEvents):
     """One stream of sales."""
 
     kind = "sale"
 
-    def __init__(self, settings: SalesTraffic, start_ms: int) -> None:
-        super().__init__(settings, start_ms)
-        self._weights = list(accumulate(category.size for category in CATEGORIES))
-
     def event_at(self, event_ms: int) -> traffic.GeneratedEvent:
-        draw, weights = self.random, self._weights
-        # The bound excludes an index after the list: a draw may round up to the sum.
-        category = CATEGORIES[bisect(weights, draw() * weights[-1], 0, len(weights) - 1)]
+        draw = self.random
+        category = CATEGORIES[traffic.weighted_index(_WEIGHTS, draw())]
         product = f"{category.code}-{int(draw() * category.products):04d}"
         # The square crowds the draws at the front: a tenth of the users makes a third of the sales.
         user = int(draw() ** 2 * _USERS)
@@ -89,13 +77,14 @@ MALFORMED: dict[str, traffic.Corruption] = {
 
 
 @dataclass(frozen=True)
-class SalesGenerator(traffic.TrafficGenerator):
-    """Streams of sales."""
+class SalesTraffic(traffic.Traffic):
+    """How a stream of sales looks: like any traffic, in these categories."""
 
-    topic: ClassVar[str] = "sales"
-    settings: SalesTraffic = SalesTraffic()
+    pattern: ClassVar[str] = "sales"
     simulation = _Simulation
     corruptions = MALFORMED
 
+    topic: str = "sales"
 
-generator = SalesGenerator().with_traffic
+
+generator = SalesTraffic().with_traffic

@@ -7,21 +7,12 @@ runs the batches, the watermark and the late rows, as for every flow with window
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from operator import attrgetter
+from typing import TypeVar
 
 from headrace.patterns import records
-from headrace.patterns.records import MINUTE_MS, ConsumedRecord, Event, InvalidRecord
+from headrace.patterns.records import MINUTE_MS, Event
 from headrace.patterns.window_model import WindowFlow
-
-SALE = records.RecordSchema(
-    (
-        records.Field("product_id", records.text),
-        records.Field("category", records.text),
-        records.Field("amount", records.decimal(10, 2)),
-        records.Field("user_id", records.text),
-        records.Field("ts", records.instant),
-    ),
-    time="ts",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +24,17 @@ class Sale(Event):
     user_id: str
 
 
-def parse_sale(record: ConsumedRecord) -> Sale | InvalidRecord:
-    """Parse a record; return an InvalidRecord with the first reason that applies."""
-    return SALE.parse_event(record, Sale)
+SALE = records.RecordSchema(
+    Sale,
+    (
+        records.Field("product_id", records.text),
+        records.Field("category", records.text),
+        records.Field("amount", records.decimal(10, 2)),
+        records.Field("user_id", records.text),
+        records.Field("ts", records.instant),
+    ),
+    time="ts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +73,11 @@ class RollingRevenue:
     orders: int
 
 
-def newest(batches: Iterable[Sequence[CategorySales]]) -> list[CategorySales]:
+_Window = TypeVar("_Window", CategorySales, RollingRevenue)
+
+
+def newest(batches: Iterable[Sequence[_Window]]) -> list[_Window]:
     """Return the final windows of a table that gets each change: the last row of each window."""
-    return list({(row.window_start, row.category): row for batch in batches for row in batch}.values())
-
-
-def newest_rolling(batches: Iterable[Sequence[RollingRevenue]]) -> list[RollingRevenue]:
-    """Return the rolling windows in the table."""
     return list({(row.window_start, row.category): row for batch in batches for row in batch}.values())
 
 
@@ -102,11 +99,8 @@ def gold(windows: Iterable[CategorySales], grains: Mapping[str, int]) -> list[Go
 
 def _merge(start: int, end: int, category: str, parts: Sequence[CategorySales]) -> CategorySales:
     users = frozenset[str]().union(*(part.users for part in parts))
-    return CategorySales(start, end, category, _total(parts), sum(part.orders for part in parts), users)
-
-
-def _total(parts: Iterable[CategorySales]) -> Decimal:
-    return sum((part.revenue for part in parts), Decimal(0))
+    revenue = sum((part.revenue for part in parts), Decimal(0))
+    return CategorySales(start, end, category, revenue, sum(part.orders for part in parts), users)
 
 
 def _category_sales(start: int, end: int, category: str, sales: Sequence[Sale]) -> CategorySales:
@@ -122,15 +116,6 @@ def _amount(sales: Iterable[Sale]) -> Decimal:
     return sum((sale.amount for sale in sales), Decimal(0))
 
 
-def _counts_all(_sale: Sale) -> bool:
-    return True
-
-
-def _category(sale: Sale) -> str:
-    return sale.category
-
-
-CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, parse_sale, _counts_all, _category, _category_sales, append=False)
-ROLLING_REVENUE = WindowFlow(
-    10 * MINUTE_MS, 2 * MINUTE_MS, parse_sale, _counts_all, _category, _rolling, append=False, slide_ms=2 * MINUTE_MS
-)
+_CATEGORY = attrgetter("category")
+CATEGORY_SALES = WindowFlow(5 * MINUTE_MS, MINUTE_MS, SALE.parse, _CATEGORY, _category_sales)
+ROLLING_REVENUE = WindowFlow(10 * MINUTE_MS, 2 * MINUTE_MS, SALE.parse, _CATEGORY, _rolling, slide_ms=2 * MINUTE_MS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.demos.wait import OffsetWaiter
+from headrace.demos.runner import OffsetWaiter
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
