@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace.demos.orders.demo import compare, hit_rates, join_states
+from headrace.demos.orders.demo import compare, join_hit_rates, join_states
 from headrace.errors import RecoveryError
 from headrace.operate.run import Application
 from headrace.patterns.orders.flows import NAMES, flows
@@ -62,12 +62,12 @@ def test_every_row_of_every_join_equals_the_model_and_the_night_after_what_came_
         assert outcome.watermarks[-1] == min(reached.values())
 
     # Of the minutes that are judged: the orders that are paid within the hour, but for payments that came too late.
-    rates = hit_rates(spark, target, settings)
+    rates = join_hit_rates(spark, target, settings)
     orders, paid = (sum(int(str(row[name])) for row in rates) for name in ("orders", "paid"))
     assert 0.88 < paid / orders < 0.95
     without_left = replace(settings, joins=("inner", "full"))
-    assert hit_rates(spark, target, without_left) == rates
-    assert hit_rates(spark, target, replace(settings, joins=("inner", "right"))) == []
+    assert join_hit_rates(spark, target, without_left) == rates
+    assert join_hit_rates(spark, target, replace(settings, joins=("inner", "right"))) == []
 
     # The night after: what came too late is put in, what was sent twice is there once.
     command = command_line("joined", tmp_path / "project", target)

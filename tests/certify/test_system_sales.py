@@ -12,7 +12,7 @@ import pytest
 from headrace.audit.flow_audit import quarantine_table
 from headrace.demos.protocol import DemoContext, DemoSettings
 from headrace.demos.records_demo import TargetComparison
-from headrace.demos.sales import SalesDemo, add_gold, expected_gold, gold_rows, replay_model, sketch_errors
+from headrace.demos.sales import SalesDemo, compare_gold, expected_gold, gold_rows, replay_model, sketch_errors
 from headrace.operate.late.repair import Repair
 from headrace.operate.run import Application
 from headrace.patterns.sales.flows import flows
@@ -69,7 +69,7 @@ def test_both_tables_equal_the_model_and_add_up_also_after_a_repair_of_late_sale
     assert plan.left == ()
     repaired = TargetComparison(spark=spark, target=target)
     outcome = replay_model(spark, target, gold, settings, delay_ms=NEVER_LATE_MS)
-    add_gold(repaired, settings, outcome)
+    compare_gold(repaired, settings, outcome)
     assert repaired.differences == []
     assert versions_that_do_not_add_up(spark, target, settings) == []
     # A few hundred users of a category: a sketch of 4,096 registers knows nearly each of them.

@@ -21,7 +21,7 @@ from crash.cases import CarelessAppend, Case, Row, canonical
 from crash.sqlite_store import place as sqlite_file, stored_rows
 from headrace.cdc.apply.table import POSITION
 from headrace.cdc.sink import PUBLISHED, DeltaCdc
-from headrace.clients.kafka import await_stable
+from headrace.clients.kafka import await_last_stable_offset
 from headrace.flow.secret import reveal_secret
 from headrace.flow.sink import Sink
 from headrace.flow.target import Target
@@ -70,7 +70,7 @@ def rows_in(place: Sink, target: Target, settled: bool) -> Iterator[Row]:
 
 def _records(target: Target, topic: str, settled: bool) -> Iterator[Row]:
     if settled:
-        await_stable(target, topic)
+        await_last_stable_offset(target, topic)
     yield from map(json.loads, topic_values(target, topic))
 
 
@@ -168,7 +168,7 @@ class Follower(threading.Thread):
 
     def finish(self) -> None:
         """Read on to the end of every topic, and stop."""
-        ends = {topic: await_stable(self._target, topic) for topic in self.observed}
+        ends = {topic: await_last_stable_offset(self._target, topic) for topic in self.observed}
         self._ends = {(topic, number): end for topic, result in ends.items() for number, end in result.items()}
         self._finishing.set()
         self.join(_ANSWER_SECONDS)

@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from headrace import FileSource, Flow, Guarantee, Memory, OutputMode, Target
 from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch
-from headrace.operate.run import Application, FlowFigures
+from headrace.operate.run import Application, FlowMetrics
 from headrace.runtime.events import BatchCommitted, FlowEvent
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Running:
     def __init__(self, application: Application) -> None:
         self.application = application
         self.events: list[FlowEvent] = []
-        self.figures: dict[str, FlowFigures] = {}
+        self.figures: dict[str, FlowMetrics] = {}
         self._changed = threading.Condition()
         application.bus.subscribe(self._on_event)
         self.thread = threading.Thread(target=self._run, name="live-run")

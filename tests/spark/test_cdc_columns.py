@@ -18,7 +18,7 @@ from headrace.cdc.apply.change_log import ChangeLog
 from headrace.cdc.apply.history import History
 from headrace.cdc.apply.mirror import Mirror
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, ambiguous_value, change_decoder
+from headrace.cdc.decode.envelope import ENVELOPE, PLACEHOLDER, change_decoder, has_ambiguous_unit
 from headrace.cdc.sink import DeltaCdc, StoredAs
 from headrace.clients.sql import quote_name
 from headrace.errors import DataError
@@ -213,7 +213,7 @@ def test_what_would_lose_something_is_refused_with_statements_that_mend_it(spark
 
     # The same under a running flow: the first time of more digits has the catalogue asked.
     asked, cache = source.asked, RunCache()
-    running = DeltaCdc("shop", source, change_decoder, is_ambiguous=ambiguous_value)
+    running = DeltaCdc("shop", source, change_decoder, is_ambiguous=has_ambiguous_unit)
     row = ("c", None, {"id": "4", "amount": "5", "at": "1700000000123"})
     running.write(source.batches(spark, row), Batch("shop", "q1", 4, target, cache=cache))
     assert source.asked == asked + 1
@@ -258,7 +258,7 @@ def test_a_time_in_another_unit_than_its_type_has_is_ambiguous(
     )
     doubtful = [str(second * other) for second in seconds]
     rows = spark.createDataFrame([({"at": item},) for item in [*safe, *doubtful]], "after map<string,string>")
-    condition = ambiguous_value(of)
+    condition = has_ambiguous_unit(of)
     assert condition is not None
 
     actual = rows.withColumn("before", F.lit(None).cast("map<string,string>")).select(condition).collect()

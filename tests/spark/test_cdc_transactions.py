@@ -12,7 +12,7 @@ import pytest
 
 from cdc_changes import decoder
 from headrace.cdc.apply.maintenance import CdcMaintenance
-from headrace.cdc.apply.transactions import TransactionEnd, complete_ids
+from headrace.cdc.apply.transactions import TransactionEnd, complete_transaction_ids
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
 from headrace.cdc.sink import DeltaCdc
 from headrace.errors import DataError
@@ -126,7 +126,7 @@ def test_what_is_complete_is_a_prefix_of_the_commits_and_the_longest():
         done = [str(n) for n in range(chance.randint(0, 2))]
         ends = [TransactionEnd(n, str(n), size, 1) for n, size in enumerate(changes)]
 
-        actual = complete_ids(ends, observed, done)
+        actual = complete_transaction_ids(ends, observed, done)
 
         complete = [n for n in range(6) if str(n) in done or observed[str(n)] == changes[n]]
         prefix = next((n for n in range(6) if n not in complete), 6)

@@ -21,7 +21,7 @@ from headrace.operate.checkpoint.backup import back_up
 from headrace.operate.checkpoint.restore import plan_restore, require_sinks_not_ahead, restore
 from headrace.operate.checkpoint.show import count_rows, show
 from headrace.operate.checkpoint.verify import verify
-from headrace.operate.run import Application, FlowFigures
+from headrace.operate.run import Application, FlowMetrics
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import require_intact
 from headrace.sinks.delta.upsert import DeltaUpsert
@@ -63,7 +63,7 @@ class Shop:
             # Spark takes files by their times, in milliseconds: two written within one come in any order.
             os.utime(file, (number, number))
 
-    def run(self) -> FlowFigures:
+    def run(self) -> FlowMetrics:
         return Application(self.spark, self.target, [self.flow]).run()[self.flow.name]
 
     def checkpoint(self) -> Checkpoint:

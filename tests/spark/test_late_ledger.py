@@ -42,7 +42,7 @@ from headrace import (
     per_key,
 )
 from headrace.audit.flow_audit import BatchToAudit, FlowAudit, late_table, unexplained_table
-from headrace.operate.run import Application, FlowFigures
+from headrace.operate.run import Application, FlowMetrics
 from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent, FlowStarted
 from headrace.runtime.session import flow_session
 from headrace.runtime.supervisor import Supervisor
@@ -278,7 +278,7 @@ def once(
     target: Target,
     source: DeltaSource | FileSource,
     transform: Callable[[DataFrame], DataFrame] = by_id,
-) -> FlowFigures:
+) -> FlowMetrics:
     input_ = Input(source, watermark=Watermark("at", f"{DELAY} minutes"))
     silver = Flow("silver", input_, transform, Noop(), state=FIRST, trigger=AvailableNow())
     return Application(spark, target, [silver]).run()["silver"]

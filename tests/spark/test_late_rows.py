@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from headrace import Input, KafkaSource, OutputMode, Watermark
 from headrace.audit.late import dropped_rows
 from headrace.patterns.rides.flows import RIDE, city_rides
-from headrace.spark_plan.late_filters import LatePlan, find_late_filters, mark_input
+from headrace.spark_plan.late_filters import LateFilters, find_late_filters, mark_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,7 @@ def events(spark: SparkSession, *clocks: str) -> DataFrame:
     return spark.createDataFrame([(clock, at(clock)) for clock in clocks], "name string, at timestamp")
 
 
-def late_plan(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, mode: str = "update") -> LatePlan:
+def late_plan(transform: Callable[[DataFrame], DataFrame], rows: DataFrame, mode: str = "update") -> LateFilters:
     declared = Input(KafkaSource("events"), watermark=Watermark("at", "10 minutes"))
     return find_late_filters(transform(mark_input(rows, "events", declared, rows.columns)), OutputMode(mode))
 

@@ -23,7 +23,7 @@ from headrace.flow.checks.operators import OperatorKind
 from headrace.flow.run_cache import RunCache
 from headrace.flow.sink import Batch, Sink
 from headrace.runtime.session import flow_session
-from headrace.spark_plan.operators import read_operators, spark_refusal
+from headrace.spark_plan.operators import read_operators, unsupported_operation_message
 from headrace.spark_plan.planning import empty_stream
 from operator_examples import AGGREGATED, BOUNDS, EXAMPLES, JOINS, ROW, UP_TO, Example, alarms, bare, joined
 from sink_examples import LOCAL
@@ -177,7 +177,7 @@ def test_of_every_join_it_is_known_which_side_never_ends_and_spark_takes_the_sam
         }
         assert actual == {kind: endless, OperatorKind.PROJECTION: set()}, (how, bound)
         refused = matrix.MODES[kind][0].verdict is Compatibility.REFUSED
-        assert refused == bool(spark_refusal(rows, OutputMode.APPEND)), (how, bound)
+        assert refused == bool(unsupported_operation_message(rows, OutputMode.APPEND)), (how, bound)
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.name.lower())
@@ -190,7 +190,7 @@ def test_spark_accepts_and_refuses_the_same_queries_as_the_matrix(
     created = {mode: EXAMPLES[kind] for mode in OutputMode}
     if kind in AGGREGATED:
         # Without an aggregation complete mode is refused immediately; whether it runs with one is what is asked.
-        assert spark_refusal(EXAMPLES[kind](*blanks(spark)), OutputMode.COMPLETE)
+        assert unsupported_operation_message(EXAMPLES[kind](*blanks(spark)), OutputMode.COMPLETE)
         created[OutputMode.COMPLETE] = AGGREGATED[kind]
     required = {mode: expected(make, spark, mode) for mode, make in created.items()}
     assert stage.outcomes({mode: make(*stage.streams()) for mode, make in created.items()}) == required

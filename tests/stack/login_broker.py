@@ -37,7 +37,7 @@ ssl.truststore.password={password}
 
 
 @dataclass(frozen=True)
-class LoginKafka(kafka.KafkaPart):
+class LoginKafka(kafka.KafkaService):
     """The broker. `users` are the names and passwords of the mechanism PLAIN; those of SCRAM are made by a client."""
 
     users: tuple[tuple[str, str], ...] = ()

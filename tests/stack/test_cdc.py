@@ -20,7 +20,7 @@ from headrace.cdc.reconcile.compare import compare
 from headrace.cli.main import app
 from headrace.clients.postgres import connect as open_postgres
 from headrace.flow.target import Database
-from headrace.operate.run import Application, FlowFigures
+from headrace.operate.run import Application, FlowMetrics
 from headrace.stack.connect import secrets_folder
 from headrace.stack.local import LocalStack
 from systems.capture_topics import changes
@@ -62,7 +62,7 @@ def run(where: Database, *statements: str) -> None:
             link.execute(statement)
 
 
-def applied(spark: SparkSession, target: Target) -> FlowFigures:
+def applied(spark: SparkSession, target: Target) -> FlowMetrics:
     flow = mirror(CdcSettings(CAPTURE, path="shop", trigger=AvailableNow()))
     figures = Application(spark, target, [flow]).run()[flow.name]
     assert figures.error is None

@@ -34,7 +34,7 @@ from headrace.flow.checks import matrix
 from headrace.flow.checks.matrix import Compatibility
 from headrace.flow.checks.operators import OperatorKind
 from headrace.flow.levers import Trigger
-from headrace.operate.run import Application, FlowFigures, as_available_now
+from headrace.operate.run import Application, FlowMetrics, as_available_now
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.continuous import record_start_offsets
 from headrace.runtime.events import BatchCommitted, FlowEvent
@@ -126,7 +126,7 @@ class Run:
         self._application = Application(spark, place, [created], backoff=Backoff(attempts=0))
         self._rows, self._committed = 0, threading.Condition()
         self._application.bus.subscribe(self._on_event)
-        self._figures: dict[str, FlowFigures] = {}
+        self._figures: dict[str, FlowMetrics] = {}
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -144,18 +144,18 @@ class Run:
         with self._committed:
             assert self._committed.wait_for(lambda: self._rows >= rows, PATIENCE_SECONDS)
 
-    def drained(self) -> FlowFigures:
+    def drained(self) -> FlowMetrics:
         self._application.drain()
         return self.ended()
 
-    def ended(self) -> FlowFigures:
+    def ended(self) -> FlowMetrics:
         self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
         (figures,) = self._figures.values()
         return figures
 
 
-def run(spark: SparkSession, place: Target, created: Flow) -> FlowFigures:
+def run(spark: SparkSession, place: Target, created: Flow) -> FlowMetrics:
     return Run(spark, place, created).ended()
 
 

@@ -16,7 +16,7 @@ from exactly_once_place import Place, rows
 from exactly_once_run import chunk
 from pyspark import cloudpickle
 
-from headrace.clients.kafka import await_stable, read_topic
+from headrace.clients.kafka import await_last_stable_offset, read_topic
 from headrace.errors import RecoveryError
 from headrace.sinks.batch.ledger import LedgerEntry
 from headrace.sinks.kafka import exactly_once
@@ -125,7 +125,7 @@ def test_a_batch_that_dies_between_two_slots_is_completed_with_the_rows_it_began
             place.sink.write(lucky(spark, 60), place.batch(0))
     if moment == "after":
         # The process died at the answer to its commit, which comes before the transaction's markers.
-        await_stable(place.target, place.ledger)
+        await_last_stable_offset(place.target, place.ledger)
     actual = entries(place)
     assert set(actual) == set(range(slot + (moment == "after")))
     began = [row["value"].decode() for row in spark.read.parquet(f"{outbox(place)}/rows/*").collect()]

@@ -18,7 +18,7 @@ from headrace.clients import topics
 from headrace.clients.topics import create_topics
 from headrace.errors import DataError, ServiceUnavailable, StackError
 from headrace.stack import ports
-from headrace.stack.kafka import KafkaPart
+from headrace.stack.kafka import KafkaService
 from headrace.stack.local import LocalStack
 
 pytestmark = pytest.mark.stack
@@ -125,7 +125,7 @@ def test_two_concurrent_ups_start_one_broker(home: Path) -> None:
 
 
 def test_a_broker_that_fails_to_start_is_hr_408_with_its_log(home: Path) -> None:
-    stack = LocalStack(home, parts=[KafkaPart(heap="1k")])
+    stack = LocalStack(home, parts=[KafkaService(heap="1k")])
     with pytest.raises(StackError, match="Too small maximum heap") as caught:
         stack.up()
     assert caught.value.code == "HR-408"

@@ -24,7 +24,7 @@ from headrace.flow.levers import AsFastAsPossible, AvailableNow, Every
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.operate.preflight.batch_size import measure_rates
-from headrace.operate.run import Application, FlowFigures
+from headrace.operate.run import Application, FlowMetrics
 from headrace.runtime.events import EventBus
 from headrace.runtime.session import flow_session
 from headrace.runtime.supervisor import Supervisor
@@ -89,7 +89,7 @@ class Place:
         source = changes.pop("source", None) or KafkaSource(self.topic, **accepted)
         return Flow("orders", Input(source, schema=ROW), lambda rows: rows, **(declared | changes))
 
-    def run(self, **changes: object) -> FlowFigures:
+    def run(self, **changes: object) -> FlowMetrics:
         return Application(self.spark, self.target, [self.flow(**changes)]).run()["orders"]
 
     def table(self) -> list[int]:

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from headrace import HeadraceError
 from headrace.cli.main import app
 from headrace.cli.project import load_project
-from headrace.clients.kafka import admin_client, read_stable, read_topic
+from headrace.clients.kafka import admin_client, read_to_last_stable_offset, read_topic
 from headrace.clients.topics import create_topics
 from headrace.flow.target import Target
 from headrace.operate.late.repair import Repair
@@ -237,7 +237,7 @@ def test_rows_that_are_good_after_a_fix_are_sent_again_once_wherever_a_run_comes
 
     interrupted("before the commit", *words, "--yes")
     # A killed process leaves its transaction open, until the next one with its id begins.
-    assert place.sent(read_stable) == []
+    assert place.sent(read_to_last_stable_offset) == []
 
     # The next run sends what was staged, and comes to its end between the commit and the note of it.
     noted = Redrive._append

@@ -18,7 +18,7 @@ from headrace.demos.records_demo import read_records
 from headrace.flow.flow import SINGLE_INPUT, Flow
 from headrace.flow.levers import AvailableNow, Every
 from headrace.flow.target import Target
-from headrace.operate.run import Application, FlowFigures
+from headrace.operate.run import Application, FlowMetrics
 from headrace.patterns.medallion import model
 from headrace.patterns.medallion.flows import MedallionSettings, flows
 from headrace.patterns.medallion.generator import generator
@@ -76,7 +76,7 @@ def send(target: Target, topic: str, order: Mapping[str, object], headers: Mappi
     assert producer.flush(10) == 0
 
 
-def run_layers(spark: SparkSession, target: Target, layers: list[Flow]) -> dict[str, FlowFigures]:
+def run_layers(spark: SparkSession, target: Target, layers: list[Flow]) -> dict[str, FlowMetrics]:
     """Run one layer to its end after the other."""
     figures = {flow.name: Application(spark, target, [flow]).run()[flow.name] for flow in layers}
     assert {name: figure.error for name, figure in figures.items()} == dict.fromkeys(figures)

@@ -26,7 +26,7 @@ from headrace import (
     check,
 )
 from headrace.audit.throughput import Throughput, processed_per_second
-from headrace.flow.checks.backpressure import AvailableResources, MeasuredRates, bound_for_rate, choose_batch_size
+from headrace.flow.checks.backpressure import AvailableResources, MeasuredRates, choose_batch_size, read_limit_for_rate
 from headrace.flow.levers import Trigger
 from headrace.flow.source import AutoBatchSize, Bounded, Source
 from headrace.operate.preflight.batch_size import measure_rates
@@ -52,7 +52,7 @@ TEN = Every("10 seconds")
 def test_a_bound_is_rate_times_interval_times_head_room_rounded_up(
     rate: float, seconds: float, head_room: float, bound: int
 ) -> None:
-    assert bound_for_rate(rate, seconds, head_room) == bound
+    assert read_limit_for_rate(rate, seconds, head_room) == bound
 
 
 def flow(source: Source, trigger: Trigger = TEN) -> Flow:

@@ -116,12 +116,12 @@ def test_complete_mode_needs_an_aggregation_and_causes_no_other_finding() -> Non
 
 def test_sparks_refusal_is_reported_only_if_the_matrix_has_none() -> None:
     created = flow(trigger=AvailableNow())
-    unknown = QueryPlan((Operator(OperatorKind.PROJECTION),), spark_refusal="Something new.")
+    unknown = QueryPlan((Operator(OperatorKind.PROJECTION),), unsupported_operation_message="Something new.")
     (actual,) = [
         finding for finding in check([created], plans={created.name: unknown}) if finding.severity is Severity.ERROR
     ]
     assert (actual.code, "Something new." in actual.reason) == ("HRC-117", True)
-    recorded = QueryPlan((Operator(OperatorKind.SORT_ROWS),), spark_refusal="Sorting is not supported.")
+    recorded = QueryPlan((Operator(OperatorKind.SORT_ROWS),), unsupported_operation_message="Sorting is not supported.")
     assert [finding.code for finding in check([created], plans={created.name: recorded})] == ["HRC-111", "HRC-301"]
 
 

@@ -31,7 +31,7 @@ from headrace.operate.erase.erase import ErasureRequest, subject_of
 from headrace.operate.erase.external import SourceLookup
 from headrace.operate.erase.places import Lake, LakeTable, TableColumn, affected_flows, match_tables
 from headrace.operate.erase.plan import ScannedPlace
-from headrace.operate.erase.scan import SearchTerms, Traces, find_traces, subject_texts
+from headrace.operate.erase.scan import ScanResult, SearchTerms, scan_for_subject, subject_texts
 from headrace.operate.erase.subject import Subject, Texts, is_identifying, singular
 from headrace.sinks.delta.write import DeltaAppend
 from headrace.sources.delta.source import DeltaSource
@@ -177,9 +177,9 @@ def test_a_scan_counts_rows_texts_logs_and_what_it_cannot_look_into(tmp_path: Pa
     paths = sorted(LocalFileStore().sizes(str(tmp_path)))
     signs = SearchTerms(({"id": "42"},), (), CUSTOMER.delta_log_pattern(["id"]), Texts((long,)))
 
-    actual = find_traces(LocalFileStore(), str(tmp_path), paths, signs)
+    actual = scan_for_subject(LocalFileStore(), str(tmp_path), paths, signs)
 
-    assert actual == Traces(files=9, rows=3, matching_files=2, log=3, closed=1)
+    assert actual == ScanResult(files=9, rows=3, matching_files=2, log=3, closed=1)
     assert set(subject_texts(LocalFileStore(), str(tmp_path), paths, signs.rows)) == {("who", long), ("id", "42")}
 
 
@@ -191,7 +191,7 @@ def test_a_log_of_changes_is_looked_through_by_the_key_within_its_structures(tmp
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     ways = CUSTOMER.key_columns("bronze/customers", ["op", "key", "key.id", "after", "after.id"])
 
-    assert find_traces(LocalFileStore(), str(tmp_path), ["a.parquet"], SearchTerms(ways)).rows == 1
+    assert scan_for_subject(LocalFileStore(), str(tmp_path), ["a.parquet"], SearchTerms(ways)).rows == 1
     actual = set(subject_texts(LocalFileStore(), str(tmp_path), ["a.parquet"], ways))
     assert actual == {("after", "anna@example.org")}
 
@@ -202,7 +202,7 @@ def test_only_payloads_of_the_topic_are_counted(tmp_path: Path):
     own = CUSTOMER.payload_pattern(own=True)
     assert own is not None
 
-    actual = find_traces(
+    actual = scan_for_subject(
         LocalFileStore(), str(tmp_path), ["a.parquet"], SearchTerms(payloads=((r"^shop\.[^.]+\.customers$", own),))
     )
 
@@ -345,16 +345,16 @@ def test_the_report_says_in_a_sentence_how_long_each_topic_retains_records(monke
 @pytest.mark.parametrize(
     ("kind", "erased", "after", "outcome"),
     [
-        ("table", True, Traces(files=3), "clean"),
-        ("table", True, Traces(files=3, log=1), "left"),
-        ("tombstones", False, Traces(files=3, rows=1, matching_files=1), "kept"),
-        ("checkpoint", False, Traces(files=3, closed=2), "unproven"),
+        ("table", True, ScanResult(files=3), "clean"),
+        ("table", True, ScanResult(files=3, log=1), "left"),
+        ("tombstones", False, ScanResult(files=3, rows=1, matching_files=1), "kept"),
+        ("checkpoint", False, ScanResult(files=3, closed=2), "unproven"),
     ],
 )
 def test_a_place_is_clean_when_nothing_was_found_and_everything_was_looked_into(
-    kind: str, erased: bool, after: Traces, outcome: str
+    kind: str, erased: bool, after: ScanResult, outcome: str
 ):
-    place = ScannedPlace("there", kind, erased, Traces(files=3, rows=1, matching_files=1), after=after)
+    place = ScannedPlace("there", kind, erased, ScanResult(files=3, rows=1, matching_files=1), after=after)
 
     assert place.outcome == outcome
     assert bool(place.remedy) == (outcome != "clean")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.clients import http
-from headrace.clients.http import HttpReceiver, resolve_address, service_url
+from headrace.clients.http import HttpClient, resolve_address, service_url
 from headrace.errors import ConfigError, ServiceUnavailable
 from headrace.flow.secret import Secret
 from headrace.flow.target import HttpEndpoint
@@ -79,8 +79,8 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_FIRST_PAUSE_SECONDS", 0.01)
 
 
-def receiver(service: HttpEndpoint, attempts: int = 4, seconds: float = 5.0) -> HttpReceiver:
-    return HttpReceiver(service, "crm", "/events", attempts=attempts, seconds=seconds, in_flight=2)
+def receiver(service: HttpEndpoint, attempts: int = 4, seconds: float = 5.0) -> HttpClient:
+    return HttpClient(service, "crm", "/events", attempts=attempts, seconds=seconds, in_flight=2)
 
 
 def test_a_request_arrives_with_its_path_headers_and_body(desk: Desk):

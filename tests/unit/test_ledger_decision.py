@@ -19,7 +19,7 @@ from headrace.flow.levers import OutputMode
 from headrace.flow.sink import Batch
 from headrace.flow.target import Target
 from headrace.sinks.batch import errors
-from headrace.sinks.batch.errors import RefusalText, must_write
+from headrace.sinks.batch.errors import ErrorTemplate, must_write
 from headrace.sinks.batch.ledger import NO_BATCH, Decision, LedgerEntry, RefusalReason, Refuse, Skip, Write, decide
 from headrace.sinks.jdbc.ledger import LEDGER_ERRORS as JDBC_ERRORS
 from headrace.sinks.jdbc.table import PostgresTable
@@ -312,7 +312,7 @@ def test_a_decision_uses_no_clock_no_randomness_and_no_state():
 # ---- the words of each sink ----
 
 # What each sink's ledger can answer: only Kafka has slots, and its broker fences earlier drivers.
-CODES: list[tuple[Mapping[RefusalReason, RefusalText], dict[RefusalReason, str]]] = [
+CODES: list[tuple[Mapping[RefusalReason, ErrorTemplate], dict[RefusalReason, str]]] = [
     (
         errors.LEDGER_ERRORS,
         {
@@ -352,7 +352,7 @@ CODES: list[tuple[Mapping[RefusalReason, RefusalText], dict[RefusalReason, str]]
 
 @pytest.mark.parametrize(("texts", "codes"), CODES, ids=["store", "postgres", "kafka"])
 def test_a_sink_has_an_error_for_each_reason_that_its_ledger_can_give(
-    texts: Mapping[RefusalReason, RefusalText], codes: dict[RefusalReason, str]
+    texts: Mapping[RefusalReason, ErrorTemplate], codes: dict[RefusalReason, str]
 ):
     assert {reason: text.code for reason, text in texts.items()} == codes
     attempt = batch(3, offsets="0123456789abcdef")

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.clients import topic_watch
-from headrace.clients.topic_watch import TopicWatch
+from headrace.clients.topic_watch import TopicMonitor
 from headrace.errors import DataError, RecoveryError
-from headrace.flow.source import CanLoseRows, MissingOffsets, SourceWatch
+from headrace.flow.source import CanLoseRows, MissingOffsets, SourceMonitor
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
 from headrace.runtime.checkpoint.topic_identity import TopicIdentities
 
 
-class Earliest(TopicWatch):
+class Earliest(TopicMonitor):
     """A watch that knows the first offsets without asking a broker."""
 
     def __init__(self, earliest: dict[tuple[str, int], int]) -> None:
@@ -65,7 +65,7 @@ class Orders(CanLoseRows):
     data_loss_reason: str | None = None
     accepted_topic_ids: tuple[str, ...] = ()
 
-    def watch(self, target: Target) -> SourceWatch:
+    def watch(self, target: Target) -> SourceMonitor:
         raise AssertionError("nothing here asks a broker")
 
 
@@ -180,7 +180,7 @@ def test_a_record_that_cannot_be_read_stops_the_flow(checkpoint: Checkpoint) -> 
 def test_a_topic_is_missing_only_when_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([{}, {}, {"orders": "1"}])
 
-    class Late(TopicWatch):
+    class Late(TopicMonitor):
         def __init__(self) -> None:
             self._names = lambda: ["orders"]
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from headrace.cli.flow_events import watermark_lines
 from headrace.cli.main import app
 from headrace.demos.protocol import DemoSettings
-from headrace.operate.run import FlowFigures
+from headrace.operate.run import FlowMetrics
 from headrace.patterns.orders.flows import OrderSettings
 from headrace.patterns.orders.generator import OrderTraffic
 from headrace.patterns.orders.model import (
@@ -229,10 +229,10 @@ def test_the_demo_starts_with_a_history_that_contains_final_minutes(monkeypatch:
 def test_an_input_without_a_row_in_the_run_is_the_slowest_input():
     minutes = {name: timedelta(minutes=30) for name in ("orders", "payments")}
     noon = datetime(2026, 11, 16, 12, tzinfo=UTC)
-    both = FlowFigures(delays=minutes, watermarks={"orders": noon, "payments": noon - timedelta(seconds=1)}, evicted=7)
-    first = FlowFigures(delays=minutes, watermarks={"orders": noon})
-    single = FlowFigures(delays={"orders": minutes["orders"]}, watermarks={"orders": noon})
-    figures = {"a": both, "b": first, "c": single, "d": FlowFigures(delays=minutes)}
+    both = FlowMetrics(delays=minutes, watermarks={"orders": noon, "payments": noon - timedelta(seconds=1)}, evicted=7)
+    first = FlowMetrics(delays=minutes, watermarks={"orders": noon})
+    single = FlowMetrics(delays={"orders": minutes["orders"]}, watermarks={"orders": noon})
+    figures = {"a": both, "b": first, "c": single, "d": FlowMetrics(delays=minutes)}
     stored = {name: figure.slowest_input for name, figure in figures.items()}
     assert stored == {"a": "payments", "b": "payments", "c": None, "d": None}
     assert list(watermark_lines(figures)) == [

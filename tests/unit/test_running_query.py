@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import DataError
 from headrace.runtime.events import BatchCommitted
 from headrace.runtime.guards.guard import Progress
-from headrace.runtime.progress import BatchReports
+from headrace.runtime.progress import CommittedBatchReporter
 from headrace.runtime.stopping import Stopper
 from headrace.spark_plan.source_order import PlannedSource
 
@@ -53,8 +53,8 @@ def progress(batch: int, *, rows: int = 1, phase: str = "addBatch") -> SimpleNam
     )
 
 
-def reports(on_progress: Callable[[Progress], None]) -> BatchReports:
-    return BatchReports("rides", ORDER, on_progress)
+def reports(on_progress: Callable[[Progress], None]) -> CommittedBatchReporter:
+    return CommittedBatchReporter("rides", ORDER, on_progress)
 
 
 def test_a_batch_that_spark_reports_late_or_twice_is_reported_once_and_in_order():

@@ -74,7 +74,7 @@ from headrace.runtime import continuous
 flow = Flow("rides", Input(KafkaSource("t")), lambda rows: rows, KafkaSink("u"), trigger=RealTime())
 target = Target("dev", "/lake", "/checkpoints", master="local[*]")
 continuous.count_tasks = plans.count_tasks = lambda flow, target: 1
-found = [finding.code for finding in plans.slot_findings([flow], target)]
+found = [finding.code for finding in plans.task_slot_findings([flow], target)]
 # Spark's own number of slots for this master.
 slots = launch_gateway().jvm.java.lang.Runtime.getRuntime().availableProcessors()
 application = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=slots))

@@ -29,7 +29,7 @@ from headrace import (
     Watermark,
     check,
 )
-from headrace.cli.flow_events import figures_table, print_event
+from headrace.cli.flow_events import metrics_table, print_event
 from headrace.cli.main import app
 from headrace.errors import HeadraceError
 from headrace.flow.checks.backpressure import MeasuredRates
@@ -39,7 +39,7 @@ from headrace.flow.levers import State
 from headrace.flow.size import Size, format_bytes
 from headrace.operate.checkpoint.offsets import next_reads
 from headrace.operate.preflight.state_findings import state_findings
-from headrace.operate.run import FlowFigures
+from headrace.operate.run import FlowMetrics
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.pinned_settings import require_same_state_store
 from headrace.runtime.checkpoint.source_order import read_source_order, require_same_source_order, source_index
@@ -413,7 +413,7 @@ def test_rows_that_leave_a_join_are_those_that_were_there_or_came_and_are_there_
 
 def test_the_table_of_a_run_shows_the_state() -> None:
     stored = (OperatorState(0, "dedupe", 1200, 2048, 0), OperatorState(1, "stateStoreSave", 34, 1024, 0))
-    table = figures_table("This run", {"rides": FlowFigures(rows_in=5, state=stored)})
+    table = metrics_table("This run", {"rides": FlowMetrics(rows_in=5, state=stored)})
     cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
     assert (cells["state rows"], cells["state"]) == ("1,234", "3.0 KB")
 
@@ -432,12 +432,12 @@ def test_the_sources_of_a_checkpoint_are_shown_by_their_order_in_it(target: Targ
 
 def test_the_figures_of_a_run_fit_a_line_of_eighty_characters_and_rare_ones_are_shown_where_there_are_some() -> None:
     stored, invalid = (OperatorState(0, "dedupe", 51_123, 9_000_000, 0),), {"malformed_json": 1_105}
-    many = FlowFigures(rows_in=220_123, rows_out=25_812, batches=12, late=23, invalid=invalid, state=stored)
+    many = FlowMetrics(rows_in=220_123, rows_out=25_812, batches=12, late=23, invalid=invalid, state=stored)
     console = Console(width=80, file=StringIO())
-    console.print(figures_table("This run", {"driver_metrics": many}))
+    console.print(metrics_table("This run", {"driver_metrics": many}))
     assert all(name in console.file.getvalue() for name in ("driver_metrics", "220,123", "25,812", "1,105"))  # type: ignore[attr-defined]
-    headings = [str(column.header) for column in figures_table("", {"a": many}).columns]
+    headings = [str(column.header) for column in metrics_table("", {"a": many}).columns]
     assert headings == ["flow", "rows in", "rows out", "batches", "late", "invalid", "state rows", "state"]
     assert all(item in console.file.getvalue() for item in ("51,123", *headings))  # type: ignore[attr-defined]
-    aside = figures_table("", {"a": many, "b": FlowFigures(set_aside=1)})
+    aside = metrics_table("", {"a": many, "b": FlowMetrics(set_aside=1)})
     assert "quarantined" in [column.header for column in aside.columns]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from headrace.audit.flow_audit import AuditCounts, BatchToAudit, FlowAudit
 from headrace.errors import HeadraceError
-from headrace.runtime.events import AuditFailed, BatchCommitted, EventBus, FlowEvent, FlowStarted, LateUnexplained
+from headrace.runtime.events import AuditFailed, BatchCommitted, EventBus, FlowEvent, FlowStarted, LateRowsNotRecorded
 
 
 class Auditor:
@@ -72,7 +72,7 @@ class Auditor:
                     audit.error = self._map_error(flow, error)
                     self._bus.publish(AuditFailed(flow, audit.error))
                 for drop in audit.pop_unexplained():
-                    self._bus.publish(LateUnexplained(flow, drop.batch_id, drop.dropped, drop.why))
+                    self._bus.publish(LateRowsNotRecorded(flow, drop.batch_id, drop.dropped, drop.why))
 
     def _pending_events(self) -> Iterator[FlowStarted | BatchCommitted | None]:
         """Wait for one event, then yield it and all others in the queue."""

@@ -7,8 +7,8 @@ from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
-from headrace.audit.late import LateAudit, UnexplainedDrop
-from headrace.clients.spark.delta_log import is_table, last_recorded
+from headrace.audit.late import LateAudit, UnrecordedDrop
+from headrace.clients.spark.delta_log import is_table, last_txn_version
 from headrace.clients.sql import column_named
 from headrace.errors import HeadraceError, SourceNotReplayable
 from headrace.flow.flow import Flow
@@ -65,7 +65,7 @@ class AuditCounts:
 
     invalid: dict[str, int] = field(default_factory=dict)
     late: int = 0
-    unexplained: list[UnexplainedDrop] = field(default_factory=list)
+    unexplained: list[UnrecordedDrop] = field(default_factory=list)
     unaudited: list[LostRange] = field(default_factory=list)
     error: HeadraceError | None = None
 
@@ -85,8 +85,8 @@ class FlowAudit:
         self._lost = LostOffsets(self._checkpoint)
         self._unaudited: list[LostRange] = []
         self._late = LateAudit(self._session, target, flow, self._checkpoint, self._scan)
-        self._unexplained: list[UnexplainedDrop] = []
-        self._unpublished: list[UnexplainedDrop] = []
+        self._unexplained: list[UnrecordedDrop] = []
+        self._unpublished: list[UnrecordedDrop] = []
         self._first_audited: int | None = None
         self.error: HeadraceError | None = None
 
@@ -103,7 +103,7 @@ class FlowAudit:
         done = self._last_audited_batch()
         if self._first_audited is None:
             self._first_audited = done + 1
-        pending = list(range(self._first_readable(done), last + 1))
+        pending = list(range(self._first_auditable_batch(done), last + 1))
         for start in range(0, len(pending), _MAX_BATCHES_PER_PASS):
             group = pending[start : start + _MAX_BATCHES_PER_PASS]
             invalid = [number for number in group if number not in reported or reported[number].invalid]
@@ -134,7 +134,7 @@ class FlowAudit:
             counts.late = late.where(since).count()
         return counts
 
-    def _first_readable(self, done: int) -> int:
+    def _first_auditable_batch(self, done: int) -> int:
         """Return the first batch to audit. Its range needs the entry before it, and Spark deletes old entries."""
         oldest = next(iter(self._checkpoint.planned_batches()), 0)
         return max(done + 1, oldest + 1 if oldest else 0)
@@ -153,7 +153,7 @@ class FlowAudit:
         if not batches or not (counted or self._late.can_drop_rows):
             return
         ledger = late_table(self._target, self._flow.name)
-        drops: list[UnexplainedDrop] = []
+        drops: list[UnrecordedDrop] = []
 
         def late_rows(batch_ids: Sequence[int]) -> list[DataFrame]:
             parts, unreadable = self._late.rows({number: dropped[number] for number in batch_ids})
@@ -163,18 +163,18 @@ class FlowAudit:
         self._append(ledger, "late", batches, late_rows)
         since = (F.col("query_id") == self._checkpoint.query_id()) & F.col("batch_id").isin(batches)
         late = self._table(ledger)
-        drops.extend(self._late.unexplained_drops(dropped, None if late is None else late.where(since), drops))
+        drops.extend(self._late.find_unrecorded_drops(dropped, None if late is None else late.where(since), drops))
         location = unexplained_table(self._target, self._flow.name)
         self._append(
             location, "late_unexplained", batches, lambda batch_ids: self._record_unexplained(drops, batch_ids)
         )
 
-    def pop_unexplained(self) -> list[UnexplainedDrop]:
+    def pop_unexplained(self) -> list[UnrecordedDrop]:
         """Return the unexplained drops since the last call."""
         drops, self._unpublished = self._unpublished, []
         return drops
 
-    def _record_unexplained(self, drops: Sequence[UnexplainedDrop], batches: Sequence[int]) -> list[DataFrame]:
+    def _record_unexplained(self, drops: Sequence[UnrecordedDrop], batches: Sequence[int]) -> list[DataFrame]:
         new = [drop for drop in drops if drop.batch_id in batches]
         self._unexplained.extend(new)
         self._unpublished.extend(new)
@@ -185,7 +185,7 @@ class FlowAudit:
     ) -> None:
         """Append the rows of batches that the table does not have yet, in one commit that records the last batch."""
         app_id = f"{self._checkpoint.query_id()}:{kind}"
-        recorded = last_recorded(self._session, table, app_id) if batches and is_table(table, self._session) else -1
+        recorded = last_txn_version(self._session, table, app_id) if batches and is_table(table, self._session) else -1
         frames = build_rows([number for number in batches if number > recorded])
         if not frames:
             return

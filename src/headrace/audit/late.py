@@ -25,7 +25,7 @@ from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.spark_plan.late_filters import (
     ORIGIN,
     LateFilter,
-    LatePlan,
+    LateFilters,
     find_late_filters,
     mark_input,
     record_position,
@@ -39,7 +39,7 @@ _NO_ROWS_FOUND = "Spark counted more than the rows of the batch explain. The tra
 
 
 @dataclass(frozen=True)
-class UnexplainedDrop:
+class UnrecordedDrop:
     """Late rows of one batch that are not in the ledger. `dropped` is Spark's count; None if unknown."""
 
     batch_id: int
@@ -70,15 +70,15 @@ class LateAudit:
         return bool(self._late_plan.filters)
 
     @cached_property
-    def _late_plan(self) -> LatePlan:
+    def _late_plan(self) -> LateFilters:
         """The filters that drop late rows, found by planning with empty frames."""
         frames = {name: self._empty_input(name, input_) for name, input_ in self._flow.named_inputs.items()}
         return find_late_filters(self._flow.apply(frames), self._flow.mode)
 
-    def rows(self, dropped: Mapping[int, tuple[int, ...] | None]) -> tuple[list[DataFrame], list[UnexplainedDrop]]:
+    def rows(self, dropped: Mapping[int, tuple[int, ...] | None]) -> tuple[list[DataFrame], list[UnrecordedDrop]]:
         """Return the late rows of batches, per batch and filter, and the drops of batches that cannot be read again."""
         late_rows: list[DataFrame] = []
-        drops: list[UnexplainedDrop] = []
+        drops: list[UnrecordedDrop] = []
         for number, counts in dropped.items() if self.can_drop_rows else ():
             try:
                 frames = {
@@ -86,7 +86,7 @@ class LateAudit:
                 }
             except SourceNotReplayable as error:
                 # Reported as unexplained: no later attempt helps.
-                drops.append(UnexplainedDrop(number, "", None if counts is None else sum(counts), error.why))
+                drops.append(UnrecordedDrop(number, "", None if counts is None else sum(counts), error.why))
                 continue
             watermark_ms = self._checkpoint.offset_entry(number - 1).watermark_ms
             for late_filter in find_late_filters(self._flow.apply(frames), self._flow.mode).filters:
@@ -95,12 +95,12 @@ class LateAudit:
                     late_rows.append(rows.withColumn("batch_id", F.lit(number).cast("long")))
         return late_rows, drops
 
-    def unexplained_drops(
+    def find_unrecorded_drops(
         self,
         dropped: Mapping[int, tuple[int, ...] | None],
         ledger: DataFrame | None,
-        reported: Sequence[UnexplainedDrop],
-    ) -> list[UnexplainedDrop]:
+        reported: Sequence[UnrecordedDrop],
+    ) -> list[UnrecordedDrop]:
         """Return what Spark counted per batch and operator beyond the recorded rows, unless it is already reported."""
         counted = {number: counts for number, counts in dropped.items() if counts is not None and any(counts)}
         counted = {
@@ -117,20 +117,20 @@ class LateAudit:
 
     def _missing_drops(
         self, number: int, counts: tuple[int, ...], recorded: Mapping[tuple[int, int], int]
-    ) -> Iterator[UnexplainedDrop]:
+    ) -> Iterator[UnrecordedDrop]:
         if len(counts) != self._late_plan.operators:
             missing = sum(counts) - sum(rows for (batch, _), rows in recorded.items() if batch == number)
             if missing > 0:
-                yield UnexplainedDrop(number, "", missing, _NO_ROWS_FOUND)
+                yield UnrecordedDrop(number, "", missing, _NO_ROWS_FOUND)
             return
         for operator, count in enumerate(counts):
             missing = count - recorded.get((number, operator), 0)
             if missing > 0:
                 filters = [late_filter for late_filter in self._late_plan.filters if late_filter.number == operator]
                 why = _OUT_OF_STATE if any(late_filter.rows is None for late_filter in filters) else _NO_ROWS_FOUND
-                yield UnexplainedDrop(number, filters[0].operator if filters else "", missing, why)
+                yield UnrecordedDrop(number, filters[0].operator if filters else "", missing, why)
 
-    def to_dataframe(self, drops: Sequence[UnexplainedDrop]) -> DataFrame:
+    def to_dataframe(self, drops: Sequence[UnrecordedDrop]) -> DataFrame:
         """Return drops as rows of their table."""
         rows = [(drop.batch_id, drop.operator, drop.dropped, drop.why) for drop in drops]
         return self._session.createDataFrame(rows, "batch_id long, operator string, dropped long, why string")

@@ -13,7 +13,7 @@ from headrace.cdc.apply.schema_evolution import DroppedColumns
 from headrace.cdc.capture.catalogue import read_tables
 from headrace.cdc.capture.declaration import Capture, TableSelection
 from headrace.cdc.capture.source_table import SourceTable
-from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, ambiguous_value, change_decoder
+from headrace.cdc.decode.envelope import ENVELOPE, TRANSACTION, change_decoder, has_ambiguous_unit
 from headrace.cdc.sink import DeltaCdc, SkippedTable, StoredAs
 from headrace.clients.postgres import database_of
 from headrace.errors import DataError
@@ -88,7 +88,7 @@ def mirror(settings: CdcSettings) -> Flow:
             settings.dropped_columns,
             settings.maintenance,
             settings.atomic_transactions,
-            ambiguous_value,
+            has_ambiguous_unit,
         ),
         trigger=settings.trigger,
         description=f"Mirrors of the tables of '{capture.database}' under {settings.path}.",

@@ -70,7 +70,7 @@ class SkippedTable:
 
 
 @dataclass
-class _ReadTable:
+class _CatalogTable:
     """A source table as the run last read it from the catalogue, and the decoder of its envelopes."""
 
     table: SourceTable
@@ -80,10 +80,10 @@ class _ReadTable:
 
 
 @dataclass
-class _ReadTables(CachedFact):
+class _CatalogTableCache(CachedFact):
     """The source tables that the run has read, by topic. A new run reads them again: the source may have changed."""
 
-    by_topic: dict[str, _ReadTable] = field(default_factory=dict)
+    by_topic: dict[str, _CatalogTable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _TableBatch:
 
     topic: str
     rows: DataFrame
-    source: _ReadTable
+    source: _CatalogTable
     into: TableWrite
 
 
@@ -235,7 +235,7 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
             last = before.get(into.table)
             # A table that was never cleaned has nothing old.
             cleaned = last.cleaned if last is not None and last.cleaned is not None else now
-            was = replace_where.table_state(session, into)
+            was = replace_where.table_id_and_version(session, into)
             if self.maintenance.compact(session, into.location, batch.cache):
                 replace_where.revalidate_cache(session, into, was)
             self.maintenance.compact(session, into.tombstones, batch.cache)
@@ -253,8 +253,8 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
         )
         return TableWrite(str(table), location, tombstones, batch.app_id, batch.id, batch.cache)
 
-    def _read_tables(self, batch: Batch) -> dict[str, _ReadTable]:
-        return batch.cache.get(_ReadTables, self.folder(batch.target)).by_topic
+    def _read_tables(self, batch: Batch) -> dict[str, _CatalogTable]:
+        return batch.cache.get(_CatalogTableCache, self.folder(batch.target)).by_topic
 
     def _ambiguous_condition(self, batch: Batch) -> Column:
         """Return the condition that an envelope has an ambiguous value."""
@@ -266,7 +266,7 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
 
     def _source_table(
         self, topic: str, shapes: frozenset[Shape], batch: Batch, *, again: bool
-    ) -> _ReadTable | SkippedTable:
+    ) -> _CatalogTable | SkippedTable:
         """Return the source table of a topic. Reads the catalogue when the batch has new columns.
 
         Records from before a schema change still have the old columns, so the catalogue is read once for each set of
@@ -292,7 +292,7 @@ class DeltaCdc(BaseSink, WritesFolder, TracksBatches, WatchesCapture, HasCapture
                 remedy="Capture the schemas with two flows, each with its own path.",
                 code="HR-247",
             )
-        tables[topic] = _ReadTable(table, self.decoder(table), set(shapes))
+        tables[topic] = _CatalogTable(table, self.decoder(table), set(shapes))
         return tables[topic]
 
 

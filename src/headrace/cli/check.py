@@ -14,7 +14,7 @@ from headrace.flow.checks.finding import Finding, Severity
 from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.target import Target
 from headrace.operate.preflight.batch_size import measure_rates
-from headrace.operate.preflight.plans import plan_flows, slot_findings
+from headrace.operate.preflight.plans import read_query_plans, task_slot_findings
 from headrace.operate.preflight.state_findings import state_findings
 from headrace.project.project import Project
 
@@ -44,13 +44,13 @@ def check_command(
         plannable = [
             flow for flow in flows_to_check if all(finding.severity is not Severity.ERROR for finding in check([flow]))
         ]
-        plan_results = plan_flows(plannable, run_target, log=opened_project.home / "logs" / "check.log")
+        plan_results = read_query_plans(plannable, run_target, log=opened_project.home / "logs" / "check.log")
     findings = check(
         flows_to_check, measure_rates(flows_to_check, run_target) if run_target is not None else {}, plan_results
     )
     if run_target is not None:
         findings = sort_by_severity(
-            [*findings, *slot_findings(flows_to_check, run_target), *state_findings(flows_to_check, run_target)]
+            [*findings, *task_slot_findings(flows_to_check, run_target), *state_findings(flows_to_check, run_target)]
         )
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     planned = [name for name, plan in plan_results.items() if isinstance(plan, QueryPlan)]

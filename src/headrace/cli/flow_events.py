@@ -8,7 +8,7 @@ from rich.text import Text
 from headrace.cli.output import err
 from headrace.errors import TableNotCreated
 from headrace.flow.size import format_bytes
-from headrace.operate.run import FlowFigures
+from headrace.operate.run import FlowMetrics
 from headrace.runtime.events import (
     AuditFailed,
     BatchCommitted,
@@ -18,7 +18,7 @@ from headrace.runtime.events import (
     FlowFailed,
     FlowStarted,
     FlowStopped,
-    LateUnexplained,
+    LateRowsNotRecorded,
     OffsetsLost,
     RowsQuarantined,
     SettingPinned,
@@ -55,14 +55,14 @@ def print_event(event: FlowEvent) -> None:
             )
             _print_line(event, line, "yellow")
         case StateNearBudget():
-            _print_line(event, f" {_near_budget(event)}", "yellow")
+            _print_line(event, f" {_format_state_budget_warning(event)}", "yellow")
         case CaptureUnhealthy():
             error = event.error
             _print_line(event, f" {error.code} {error.what} Rows already in the topics are still read.", "yellow")
             err.print(Text.assemble(("  why  ", "dim"), error.why, "\n", ("  fix  ", "dim"), error.remedy))
         case FlowFailed() | AuditFailed():
             _print_failure(event)
-        case LateUnexplained():
+        case LateRowsNotRecorded():
             number = "an unknown number of" if event.dropped is None else f"{event.dropped:,}"
             line = f" batch {event.batch_id}: {number} late rows dropped and not in the ledger: {event.why}"
             _print_line(event, line, "yellow")
@@ -74,7 +74,7 @@ def _print_line(event: FlowEvent, line: str, style: str = "") -> None:
     err.print(Text.assemble((f"{event.flow:<16}", "bold"), (line, style)))
 
 
-def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
+def metrics_table(title: str, flows: Mapping[str, FlowMetrics]) -> Table:
     """Return a table with one line of figures per flow."""
     columns: dict[str, list[str]] = {
         "rows in": [f"{flow.rows_in:,}" for flow in flows.values()],
@@ -98,7 +98,7 @@ def figures_table(title: str, flows: Mapping[str, FlowFigures]) -> Table:
     return table
 
 
-def watermark_lines(flows: Mapping[str, FlowFigures]) -> Iterator[str]:
+def watermark_lines(flows: Mapping[str, FlowMetrics]) -> Iterator[str]:
     """Yield, for flows with several watermarks, the watermark of every input and which of them is the slowest."""
     for name, flow in flows.items():
         if flow.slowest_input is None:
@@ -112,11 +112,11 @@ def watermark_lines(flows: Mapping[str, FlowFigures]) -> Iterator[str]:
         yield f"{name}: watermarks of {', '.join(parts)}; {flow.evicted:,} rows left the state."
 
 
-def _state_bytes(figures: FlowFigures) -> int:
+def _state_bytes(figures: FlowMetrics) -> int:
     return max(total_state(figures.state, "bytes"), sum(flow.memory for flow in figures.state))
 
 
-def _near_budget(event: StateNearBudget) -> str:
+def _format_state_budget_warning(event: StateNearBudget) -> str:
     rows = event.measure == "rows"
     used, limit = (f"{n:,}" if rows else format_bytes(n) for n in (event.used, event.limit))
     words = f"batch {event.batch_id}: state has {used} of a budget of {limit}{' rows' if rows else ''}"

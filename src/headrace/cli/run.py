@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.flow_events import figures_table, print_event, watermark_lines
+from headrace.cli.flow_events import metrics_table, print_event, watermark_lines
 from headrace.cli.output import TERMINAL, TRANSIENT, JsonOption, emit, err, print_lines
 from headrace.cli.progress import progress_reporter
 from headrace.cli.project import HERE, FlowsArgument, ProjectOption, TargetOption, load_project
@@ -59,7 +59,7 @@ def run_command(
     if json:
         emit({"ok": not errors, "flows": {name: figure.as_dict() for name, figure in figures.items()}})
     else:
-        err.print(figures_table("This run", figures))
+        err.print(metrics_table("This run", figures))
         print_lines(watermark_lines(figures), err)
     if errors:
         raise typer.Exit(TRANSIENT if all(isinstance(error, Transient) for error in errors) else TERMINAL)

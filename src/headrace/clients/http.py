@@ -48,7 +48,7 @@ class HttpResponse:
         return 200 <= self.status < 300
 
 
-class HttpReceiver:
+class HttpClient:
     """Connections to one service at a checked address. Thread-safe; close it at the end of the batch."""
 
     def __init__(

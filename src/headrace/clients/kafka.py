@@ -206,13 +206,13 @@ def mean_record_bytes(target: Target, partitions: Mapping[str, Sequence[int]]) -
 def read_topic(target: Target, topic: str) -> Iterator[Message]:
     """Yield every record that was committed to a topic before the call, partition by partition.
 
-    First waits for open transactions in the topic: see `await_stable`. Stores no consumer group and no offsets on the
-    broker. For comparisons and tests, not for pipelines.
+    First waits for open transactions in the topic: see `await_last_stable_offset`. Stores no consumer group and no
+    offsets on the broker. For comparisons and tests, not for pipelines.
     """
-    return _committed_records(target, topic, await_stable(target, topic))
+    return _committed_records(target, topic, await_last_stable_offset(target, topic))
 
 
-def read_stable(target: Target, topic: str) -> Iterator[Message]:
+def read_to_last_stable_offset(target: Target, topic: str) -> Iterator[Message]:
     """Yield the committed records of a topic up to the last stable offset of each partition, without waiting."""
     return _committed_records(target, topic)
 
@@ -226,7 +226,7 @@ def _committed_records(target: Target, topic: str, ends: Mapping[int, int] | Non
             yield from _records_before(consumer, TopicPartition(topic, partition.partition, first), end)
 
 
-def await_stable(target: Target, topic: str) -> dict[int, int]:
+def await_last_stable_offset(target: Target, topic: str) -> dict[int, int]:
     """Wait until no transaction is open before the current end of each partition; return these ends.
 
     A broker confirms a commit before it has written the commit markers to the partitions. Until then the last stable

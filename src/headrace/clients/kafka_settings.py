@@ -91,7 +91,7 @@ def require_settings(kafka: Settings, place: str = "kafka") -> None:
             why = f"security.protocol is {protocol}, which does not use it."
             raise invalid_settings(f"The setting {place}.{unused} has no effect.", why)
     if protocol.startswith("SASL_"):
-        _require_login(kafka, place)
+        _require_sasl_credentials(kafka, place)
     if ("ssl.certificate.location" in kafka) != ("ssl.key.location" in kafka):
         why = "A client shows a certificate and proves with the key that it is its own: it needs both."
         raise invalid_settings(f"{place}.ssl.certificate.location and {place}.ssl.key.location belong together.", why)
@@ -135,7 +135,7 @@ def _normalized(name: str, value: str | Secret) -> str:
     return reveal_secret(value).lower() if name.startswith("ssl.") else reveal_secret(value).upper()
 
 
-def _require_login(kafka: Settings, place: str) -> None:
+def _require_sasl_credentials(kafka: Settings, place: str) -> None:
     # Also require the mechanism: both clients default to Kerberos.
     for name in ("sasl.mechanism", "sasl.username", "sasl.password"):
         if not reveal_secret(kafka.get(name, "")):

@@ -34,7 +34,7 @@ _NO_ID = "A" * 22
 Offsets = Mapping[str, Mapping[str, int]]
 
 
-class TopicWatch:
+class TopicMonitor:
     """Watches the topics of one source, by names or by a predicate on names."""
 
     def __init__(

@@ -131,7 +131,7 @@ class CdcDemo:
         """Return a line per table: rows at the source, rows in the mirror, and the lag of the mirror."""
         source = database_of(context.target, CAPTURE.database)
         tables = read_tables(source, CAPTURE.selection)
-        behind = self._behind(context, tables)
+        behind = self._replication_lag(context, tables)
         with session(source) as connection:
             counts = shop.counts(connection)
         return [
@@ -164,7 +164,7 @@ class CdcDemo:
     def _flow(self) -> str:
         return self.flows()[0].name
 
-    def _behind(self, context: DemoContext, tables: Sequence[SourceTable]) -> Mapping[str, str]:
+    def _replication_lag(self, context: DemoContext, tables: Sequence[SourceTable]) -> Mapping[str, str]:
         """Return, by table, how many changes its mirror lacks, and since when."""
         target, partitions = context.target, _partitions(tables)
         reached = committed_offsets(Checkpoint.of(self._flow, target))

@@ -23,7 +23,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.target import Target
 
 if TYPE_CHECKING:
-    from headrace.operate.run import FlowFigures
+    from headrace.operate.run import FlowMetrics
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DemoContext:
 
     settings: DemoSettings
     target: Target
-    figures: Mapping[str, FlowFigures] = field(default_factory=dict)
+    figures: Mapping[str, FlowMetrics] = field(default_factory=dict)
 
 
 class DemoVerdict(Protocol):

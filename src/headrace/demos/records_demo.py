@@ -112,7 +112,7 @@ def select_columns(rows: Iterable[Row], *names: str) -> list[Row]:
     return [{name: row[name] for name in names} for row in rows]
 
 
-def history_to_send(target: Target, topic: str, settings: DemoSettings) -> timedelta:
+def backfill_duration(target: Target, topic: str, settings: DemoSettings) -> timedelta:
     """Return how much history a feed starts with: the gap since an earlier run, or all that the settings ask for.
 
     An hour that is sent twice would only be late.
@@ -208,7 +208,7 @@ class RecordsDemo(ABC):
     def feed(self, context: DemoContext, stop: Event) -> SendResult:
         """Send the recent past immediately, then live records, some of them late, repeated or malformed."""
         topic = self.settings.topics[0]
-        backfill = history_to_send(context.target, topic, context.settings)
+        backfill = backfill_duration(context.target, topic, context.settings)
         return generate(self.traffic(context.settings), context.target, topic=topic, backfill=backfill, stop=stop)
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:

@@ -36,7 +36,7 @@ from headrace.demos.protocol import Demo, DemoContext, DemoSettings, DemoVerdict
 from headrace.errors import ConfigError, HeadraceError, StackError, did_you_mean
 from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import committed_offsets
-from headrace.operate.run import Application, FlowFigures, open_application
+from headrace.operate.run import Application, FlowMetrics, open_application
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.error_mapping import map_error
 from headrace.runtime.events import BatchCommitted, EventBus, FlowEvent
@@ -78,7 +78,7 @@ class OffsetWaiter:
             remaining = {
                 flow: offsets
                 for flow, offsets in remaining.items()
-                if offsets or self._lacks_rows(flow, offsets_by_flow)
+                if offsets or self._has_no_rows_yet(flow, offsets_by_flow)
             }
             if not remaining:
                 return remaining
@@ -91,7 +91,7 @@ class OffsetWaiter:
         reached = committed_offsets(checkpoint)
         return {partition: offset for partition, offset in offsets.items() if reached.get(partition, 0) < offset}
 
-    def _lacks_rows(self, flow: str, offsets_by_flow: Mapping[str, Mapping[Partition, int]]) -> bool:
+    def _has_no_rows_yet(self, flow: str, offsets_by_flow: Mapping[str, Mapping[Partition, int]]) -> bool:
         return not offsets_by_flow[flow] and flow not in self._read_something
 
     def _on_event(self, event: FlowEvent) -> None:
@@ -107,7 +107,7 @@ class DemoResult:
 
     seconds: float
     sent: SendResult | None
-    flows: Mapping[str, FlowFigures]
+    flows: Mapping[str, FlowMetrics]
     page: str | None
     verdict: DemoVerdict | None
 
@@ -305,7 +305,7 @@ class _DemoRun:
     _over: threading.Event = field(default_factory=threading.Event)
     _error: HeadraceError | None = None
 
-    def run(self) -> Mapping[str, FlowFigures]:
+    def run(self) -> Mapping[str, FlowMetrics]:
         """Run the flows until the time is over, `stop` is set, or all of them have ended."""
         self.application.bus.subscribe(self.watch.event)
         waiter = OffsetWaiter(self.application.bus, self.context.target, self.spark)

@@ -51,7 +51,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
     for flow in flows:
         outcome = replay_model(spark, target, flow, settings)
         if flow.name == "category_sales":
-            add_gold(comparison, settings, outcome)
+            compare_gold(comparison, settings, outcome)
         else:
             rolling = [asdict(row) for row in model.newest(outcome.batches)]
             comparison.add_table(settings.rolling_table, rolling)
@@ -59,7 +59,7 @@ def compare(spark: SparkSession, target: Target, flows: Sequence[Flow], settings
     return comparison
 
 
-def add_gold(
+def compare_gold(
     comparison: TargetComparison, settings: pattern.SalesSettings, outcome: WindowOutcome[model.CategorySales]
 ) -> None:
     """Compare every row of every grain with the model, and every longer window with the sum of its parts."""

@@ -59,7 +59,7 @@ class MissingOffsets:
         return f"{self.topic}-{self.partition} [{self.first}, {'end unknown' if self.end is None else self.end})"
 
 
-class SourceWatch(Protocol):
+class SourceMonitor(Protocol):
     """Watches one source for lost rows while a flow reads it, over one connection. Used by one thread at a time.
 
     Every method queries the broker and changes nothing. Raises ServiceUnavailable if the broker does not answer.
@@ -100,7 +100,7 @@ class CanLoseRows(ABC):
         """The ids of recreated topics that may be read in place of the topics of the checkpoint."""
 
     @abstractmethod
-    def watch(self, target: Target) -> SourceWatch:
+    def watch(self, target: Target) -> SourceMonitor:
         """Return the watch. Called once per start of a flow, on the thread that starts it."""
 
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from headrace.audit.auditor import Auditor
 from headrace.audit.flow_audit import AuditCounts, FlowAudit
-from headrace.audit.late import UnexplainedDrop
+from headrace.audit.late import UnrecordedDrop
 from headrace.audit.throughput import Throughput
 from headrace.clients.storage import is_local
 from headrace.errors import HeadraceError
@@ -38,7 +38,7 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass
-class FlowFigures:
+class FlowMetrics:
     """What a flow did in a run. `state` is the state of its operators after the last batch.
 
     `watermarks` are those of its inputs, from their newest rows of this run, and `watermark` is the effective one: that
@@ -54,7 +54,7 @@ class FlowFigures:
     invalid: dict[str, int] = field(default_factory=dict)
     rules: dict[str, int] = field(default_factory=dict)
     late: int = 0
-    late_unexplained: list[UnexplainedDrop] = field(default_factory=list)
+    late_unexplained: list[UnrecordedDrop] = field(default_factory=list)
     set_aside: int = 0
     lost: list[LostRange] = field(default_factory=list)
     state: Sequence[OperatorState] = ()
@@ -131,7 +131,7 @@ class Application:
     ) -> None:
         self.bus = EventBus()
         flows, self._batch_sizes = size_batches(flows, target, spark)
-        self._figures = {flow.name: FlowFigures(delays=_delays(flow)) for flow in flows}
+        self._figures = {flow.name: FlowMetrics(delays=_delays(flow)) for flow in flows}
         self._invalid_rows_counted = dict.fromkeys(self._figures, 0)
         audits = {flow.name: FlowAudit(flow_session(spark, flow), target, flow) for flow in flows}
         self._auditor = Auditor(audits, self.bus, map_error)
@@ -141,7 +141,7 @@ class Application:
         )
         self.bus.subscribe(self._on_event)
 
-    def run(self) -> Mapping[str, FlowFigures]:
+    def run(self) -> Mapping[str, FlowMetrics]:
         """Run every flow to its end, record invalid and late rows, and return the figures."""
         for (flow, name), bound in self._batch_sizes.items():
             self.bus.publish(BatchSizeChosen(flow, name, bound))
@@ -212,7 +212,7 @@ def _delays(flow: Flow) -> dict[str, timedelta]:
     }
 
 
-def _add_audit(figures: FlowFigures, counts: AuditCounts, counted: int) -> None:
+def _add_audit(figures: FlowMetrics, counts: AuditCounts, counted: int) -> None:
     """Add what the audit recorded; invalid rows that were counted and not recorded get the reason NOT_RECORDED."""
     missing = counted - sum(counts.invalid.values())
     figures.invalid = counts.invalid | ({NOT_RECORDED: missing} if missing > 0 else {})

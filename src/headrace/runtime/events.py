@@ -145,7 +145,7 @@ class AuditFailed(FlowEvent):
 
 
 @dataclass(frozen=True)
-class LateUnexplained(FlowEvent):
+class LateRowsNotRecorded(FlowEvent):
     """Late rows of a batch were dropped that are not in the late ledger. `dropped` is None if the number is unknown."""
 
     batch_id: int

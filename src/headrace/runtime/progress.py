@@ -31,7 +31,7 @@ def listen(
     session.streams.addListener(_Listener(on_progress, on_empty_trigger))
 
 
-class BatchReports:
+class CommittedBatchReporter:
     """Reports each committed batch of one query once, in order, with `on_progress`.
 
     Spark's listener thread may be late. When the query has ended, its recent progress is reported again, so that no

@@ -16,7 +16,7 @@ from headrace.runtime.continuous import native_write
 from headrace.runtime.error_mapping import map_error
 from headrace.runtime.guards.order import OrderedGuards
 from headrace.runtime.plan import plan_result
-from headrace.runtime.progress import BatchReports, listen
+from headrace.runtime.progress import CommittedBatchReporter, listen
 from headrace.runtime.run import Run
 from headrace.runtime.session import flow_session
 from headrace.runtime.stopping import Stopper
@@ -32,7 +32,7 @@ class RunningQuery:
         self._guards = OrderedGuards(run, self._stopper, self._cache)
         self._batches = BatchWriter(run, self._guards, self._cache, self._stopper.last_progress)
         self._query: StreamingQuery
-        self._reports: BatchReports
+        self._reports: CommittedBatchReporter
 
     def start(self, application: SparkSession) -> None:
         """Build the query and start it, unless a guard refuses or the plan cannot run as declared.
@@ -46,7 +46,7 @@ class RunningQuery:
             self._guards.before_start(session)
             run.flow.sink.prepare(session, run.target, self._cache)
             rows, order = plan_result(session, run)
-            self._reports = BatchReports(run.flow.name, order, self._guards.on_progress)
+            self._reports = CommittedBatchReporter(run.flow.name, order, self._guards.on_progress)
             listen(session, on_progress=self._reports.report)
             self._query = self._start(rows)
         except Exception as error:

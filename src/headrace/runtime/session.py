@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
-from headrace.clients.spark.jvm_names import cache_class_names
+from headrace.clients.spark.jvm_names import cache_jvm_classes
 from headrace.errors import ConfigError
 from headrace.flow.flow import Flow
 from headrace.flow.levers import Continuous, RocksDB
@@ -113,7 +113,7 @@ def open_session(
             code="HR-112",
         ) from error
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
-    cache_class_names(spark)
+    cache_jvm_classes(spark)
     return spark
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
-from headrace.clients.http import HttpReceiver, HttpResponse, resolve_address, service_url
+from headrace.clients.http import HttpClient, HttpResponse, resolve_address, service_url
 from headrace.clients.spark.delta_log import version
 from headrace.clients.sql import string_literal
 from headrace.errors import ConfigError, DataError, FlowError, did_you_mean
@@ -111,7 +111,7 @@ class Rest(BaseSink):
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
         """Send the rows; returns when every row is delivered or stored as a dead letter."""
-        receiver = HttpReceiver(
+        receiver = HttpClient(
             self._service(batch.target),
             self.service,
             self.path,
@@ -164,7 +164,7 @@ class Rest(BaseSink):
         key = f"{batch.app_id}:{batch.id}:{number}:{hashlib.sha256(body).hexdigest()[:16]}"
         return Chunk(number, tuple(values), body, key)
 
-    def _send(self, receiver: HttpReceiver, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, HttpResponse]]:
+    def _send(self, receiver: HttpClient, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, HttpResponse]]:
         """Send the chunks concurrently, and yield each with its response."""
         in_flight: deque[tuple[Chunk, Future[HttpResponse]]] = deque()
         with ThreadPoolExecutor(self.in_flight, thread_name_prefix="rest") as pool:

@@ -86,7 +86,7 @@ class LateFilter:
 
 
 @dataclass(frozen=True)
-class LatePlan:
+class LateFilters:
     """The late filters of a plan, and its number of stateful operators."""
 
     operators: int
@@ -96,7 +96,7 @@ class LatePlan:
 def mark_input(rows: DataFrame, name: str, input_: Input, columns: Sequence[str]) -> DataFrame:
     """Return the input DataFrame for a transform: `columns` of the rows, with the watermark marked as in a stream.
 
-    The origin of each row stays in the plan, hidden from the transform: `LatePlan` extracts it.
+    The origin of each row stays in the plan, hidden from the transform: `LateFilters` extracts it.
     """
     watermark = input_.watermark
     event_time = F.lit(None) if watermark is None else column_named(watermark.column)
@@ -129,7 +129,7 @@ def record_position() -> Column:
     return F.struct(*_POSITION_FIELDS).alias(RECORD_POSITION)
 
 
-def find_late_filters(result: DataFrame, mode: OutputMode) -> LatePlan:
+def find_late_filters(result: DataFrame, mode: OutputMode) -> LateFilters:
     """Return where a transform over DataFrames of `mark_input` would drop late rows in a stream."""
     plan, session = analyzed_plan(result), result.sparkSession
     # An operator has only the columns that are needed above it.
@@ -137,7 +137,7 @@ def find_late_filters(result: DataFrame, mode: OutputMode) -> LatePlan:
     filters: list[LateFilter] = []
     for number, (node, pruned) in enumerate(zip(operators, pruned_operators, strict=True)):
         filters.extend(_find_filters(session, number, node, pruned, mode))
-    return LatePlan(len(operators), tuple(filters))
+    return LateFilters(len(operators), tuple(filters))
 
 
 def _find_filters(

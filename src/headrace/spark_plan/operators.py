@@ -82,7 +82,7 @@ def read_operators(
     return tuple(by_kind.values())
 
 
-def spark_refusal(result: DataFrame, mode: OutputMode) -> str | None:
+def unsupported_operation_message(result: DataFrame, mode: OutputMode) -> str | None:
     """Return Spark's message if it refuses the DataFrame in an output mode, or None."""
     jvm = jvm_of(result.sparkSession)
     modes = jvm.org.apache.spark.sql.streaming.OutputMode

@@ -15,7 +15,7 @@ from headrace.flow.checks.operators import QueryPlan, UnknownPlan
 from headrace.flow.flow import Flow
 from headrace.flow.inputs import Input
 from headrace.flow.target import Target
-from headrace.spark_plan.operators import read_operators, spark_refusal
+from headrace.spark_plan.operators import read_operators, unsupported_operation_message
 
 # Errors of a transform that reads missing tables: another flow may create them later.
 _MISSING_TABLE = ("NOT_FOUND", "DOES_NOT_EXIST", "NOT_EXIST", "MISSING_DELTA_TABLE", "NOT_A_DELTA_TABLE")
@@ -48,7 +48,7 @@ def plan_flow(session: SparkSession, flow: Flow, target: Target | None) -> Query
                 )
     try:
         result = flow.apply(frames)
-        return QueryPlan(read_operators(result, len(frames), frames), spark_refusal(result, flow.mode))
+        return QueryPlan(read_operators(result, len(frames), frames), unsupported_operation_message(result, flow.mode))
     except PySparkException as error:
         is_missing_table = any(word in str(error.getCondition() or error) for word in _MISSING_TABLE)
         return UnknownPlan(_first_line(error), is_transform_error=not is_missing_table)

@@ -76,7 +76,7 @@ logger.scanner.level=off
 
 
 @dataclass(frozen=True)
-class ConnectPart(LocalService):
+class ConnectService(LocalService):
     """Kafka Connect as a part of the local stack."""
 
     name: str = "connect"
@@ -120,10 +120,10 @@ class ConnectPart(LocalService):
         broker = PartFiles(files.folder.parent / "kafka")
         if not _settings(files).is_file():
             return False
-        if f"bootstrap.servers={kafka.KafkaPart().address(broker)}" not in _settings(files).read_text().splitlines():
+        if f"bootstrap.servers={kafka.KafkaService().address(broker)}" not in _settings(files).read_text().splitlines():
             return False
-        worker = _get_json(self.address(files))
-        ready = _get_json(f"{self.address(files)}/health")
+        worker = _get_json_or_empty(self.address(files))
+        ready = _get_json_or_empty(f"{self.address(files)}/health")
         return worker.get("kafka_cluster_id") == kafka.cluster_id(broker.data) and ready.get("status") == "healthy"
 
 
@@ -148,7 +148,7 @@ def _link_plugins(files: PartFiles, context: StartContext) -> Path:
     return plugins
 
 
-def _get_json(url: str) -> dict[str, object]:
+def _get_json_or_empty(url: str) -> dict[str, object]:
     """Return the JSON object of a GET request, or an empty one without an answer."""
     with PoolManager(timeout=Timeout(3.0), retries=False) as pool:
         try:

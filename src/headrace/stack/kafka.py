@@ -89,7 +89,7 @@ SERVER_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class KafkaPart(LocalService):
+class KafkaService(LocalService):
     """The broker as a part of the local stack."""
 
     name: str = "kafka"

@@ -21,17 +21,17 @@ from typing import Literal
 from headrace.errors import StackError
 from headrace.flow.target import Database, KafkaConnect
 from headrace.stack import errors, mariadb, postgres, process
-from headrace.stack.connect import ConnectPart, secrets_folder
+from headrace.stack.connect import ConnectService, secrets_folder
 from headrace.stack.file_lock import file_lock
 from headrace.stack.jars import JarCache, OnProgress
 from headrace.stack.java import find_java
-from headrace.stack.kafka import KafkaPart
+from headrace.stack.kafka import KafkaService
 from headrace.stack.mariadb import MariaDbPart
 from headrace.stack.part import LocalService, PartFiles, StartContext
-from headrace.stack.postgres import PostgresPart
+from headrace.stack.postgres import PostgresService
 
 # In start order; parts stop in reverse order.
-PARTS: tuple[LocalService, ...] = (KafkaPart(), PostgresPart(), MariaDbPart(), ConnectPart())
+PARTS: tuple[LocalService, ...] = (KafkaService(), PostgresService(), MariaDbPart(), ConnectService())
 
 # What `up` starts by default.
 DEFAULT_PARTS = ("kafka",)

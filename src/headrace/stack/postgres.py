@@ -69,7 +69,7 @@ host replication all {ports.LOOPBACK}/32 scram-sha-256
 
 
 @dataclass(frozen=True)
-class PostgresPart(LocalService):
+class PostgresService(LocalService):
     """The database as a part of the local stack."""
 
     name: str = "postgres"
@@ -94,7 +94,7 @@ class PostgresPart(LocalService):
                 code="HR-415",
             )
         read_password(files)
-        _end_orphans(files.data)
+        _kill_orphaned_backends(files.data)
         chosen_ports = ports.choose_ports(files.ports, self.name, FIRST_PORTS)
         settings, access = files.folder / "postgresql.conf", files.folder / "pg_hba.conf"
         settings.write_text(SETTINGS.format(port=chosen_ports["postgres"]))
@@ -121,7 +121,7 @@ class PostgresPart(LocalService):
 
 def database(files: PartFiles) -> Database:
     """Return the connection of a local server. Raises HR-414 when its password is lost."""
-    port = PostgresPart().port(files) or FIRST_PORTS["postgres"]
+    port = PostgresService().port(files) or FIRST_PORTS["postgres"]
     return Database(f"jdbc:postgresql://{ports.LOOPBACK}:{port}/{ROLE}", ROLE, read_password(files))
 
 
@@ -170,7 +170,7 @@ def _create_cluster(files: PartFiles, folder: Path, user: list[str]) -> None:
     forming.replace(files.data)
 
 
-def _end_orphans(data: Path) -> None:
+def _kill_orphaned_backends(data: Path) -> None:
     """Kill the children of a killed server: they hold the shared memory, and a new server would refuse to start.
 
     They notice the end of the server when they wait for something, but not while they compute. Called when no server of

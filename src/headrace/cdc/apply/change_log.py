@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, functions as F, types as T
 
-from headrace.cdc.apply.latest_change import unreadable_value_error, with_unreadable_column
+from headrace.cdc.apply.latest_change import ensure_unreadable_column, unreadable_value_error
 from headrace.cdc.apply.table import SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.clients.spark.settings import session_settings
 from headrace.sinks.batch.persist import locally_checkpointed
@@ -56,7 +56,10 @@ class ChangeLog:
     def apply(self, changes: DataFrame, into: TableWrite) -> None:
         """Append the changes of one table in one batch. Called once per attempt."""
         session = changes.sparkSession
-        with session_settings(session, SMALL_BATCH_CONF), locally_checkpointed(with_unreadable_column(changes)) as once:
+        with (
+            session_settings(session, SMALL_BATCH_CONF),
+            locally_checkpointed(ensure_unreadable_column(changes)) as once,
+        ):
             totals = once.agg(F.count("*"), F.max(F.try_element_at("_unreadable", F.lit(1)))).first()
             assert totals is not None  # noqa: S101 - an aggregate without a group has one row
             if totals[1] is not None:

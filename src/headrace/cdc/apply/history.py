@@ -7,7 +7,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply import key_ranges, timeline as cdc_timeline, tombstones
-from headrace.cdc.apply.key_changes import fill_moved_rows
+from headrace.cdc.apply.key_changes import fill_unavailable_values_after_key_change
 from headrace.cdc.apply.latest_change import ChangeCounts, count_changes, missing_value_error
 from headrace.cdc.apply.table import POSITION, SMALL_BATCH_CONF, TableWrite, create_table, struct_fields
 from headrace.clients.spark.settings import session_settings
@@ -100,7 +100,9 @@ class History:
                 return
             versions = session.read.format("delta").load(into.location).where(~F.col(OP).isin("d", "t"))
             deleted_at = F.when(F.col(ENDED).isin("d", "t"), F.col(UNTIL))
-            with locally_checkpointed(cdc_timeline.events(fill_moved_rows(changes, versions, deleted_at))) as moved:
+            with locally_checkpointed(
+                cdc_timeline.events(fill_unavailable_values_after_key_change(changes, versions, deleted_at))
+            ) as moved:
                 self._apply_events(moved, count_changes(moved, into), into)
 
     def _apply_events(self, events: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
@@ -112,7 +114,7 @@ class History:
             tombstones.cache_index(session, into, before.updated(counts.last, counts.truncated))
         with locally_checkpointed(self._affected_versions(events, counts, into)) as near:
             # 2. The versions of the batch and their neighbours, with the known ends of their keys.
-            timeline = cdc_timeline.merge_stored(_timeline_rows(events, near, counts, before, into))
+            timeline = cdc_timeline.merge_with_stored_versions(_timeline_rows(events, near, counts, before, into))
             # 3. The rows that the table lacks or stores differently.
             rows = cdc_timeline.changed_rows(cdc_timeline.resolve_versions(timeline), ends=self.deletes == "mark")
             with locally_checkpointed(rows) as once:
@@ -128,7 +130,7 @@ class History:
         stored = self._stored_versions(events, into)
         bounds = _first_changes(events, counts)
         if counts.truncated is None:
-            ranges = key_ranges.ranges_of(events, counts.spans, counts.keys)
+            ranges = key_ranges.key_column_ranges(events, counts.spans, counts.keys)
             near = stored.where(key_ranges.key_range_condition(ranges, "old")).join(bounds, "_key")
         else:
             # A truncate is a change of every key.

@@ -17,7 +17,9 @@ from headrace.clients.sql import column_named
 _OLD, _EARLIER, _ENDED = "_headrace_old", "_headrace_earlier", "_headrace_ended"
 
 
-def fill_moved_rows(changes: DataFrame, table: DataFrame, deleted_at: Column | None = None) -> DataFrame:
+def fill_unavailable_values_after_key_change(
+    changes: DataFrame, table: DataFrame, deleted_at: Column | None = None
+) -> DataFrame:
     """Return changes in which moved rows have the large values of the rows under their old keys.
 
     `table` is the target table before the changes. A value without a copy stays `_unavailable`. For a table with old

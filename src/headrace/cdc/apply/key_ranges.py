@@ -32,7 +32,7 @@ def ordered_key_columns(rows: DataFrame) -> list[str]:
     return [field.name for field in struct_fields(rows, "_key") if isinstance(field.dataType, _ORDERED)]
 
 
-def ranges_of(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[str, list[Range]]:
+def key_column_ranges(rows: DataFrame, spans: Mapping[str, Range], keys: int) -> dict[str, list[Range]]:
     """Return the ranges of each column of `_key` that has an order. The first column can have several ranges.
 
     Runs one job over checkpointed rows if the first column is a number and its values are far apart.

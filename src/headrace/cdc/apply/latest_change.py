@@ -52,7 +52,7 @@ def latest_changes(changes: DataFrame) -> DataFrame:
     last = F.max_by(F.struct("_op", "_position", "_commit_time", "_after", "_missing"), log_order()).alias("last")
     first_unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
     moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
-    complete_changes = with_unreadable_column(changes).withColumn("_missing", F.col("_unavailable"))
+    complete_changes = ensure_unreadable_column(changes).withColumn("_missing", F.col("_unavailable"))
     return (
         complete_changes.groupBy("_key")
         .agg(last, first_unreadable, moved)
@@ -60,7 +60,7 @@ def latest_changes(changes: DataFrame) -> DataFrame:
     )
 
 
-def with_unreadable_column(changes: DataFrame) -> DataFrame:
+def ensure_unreadable_column(changes: DataFrame) -> DataFrame:
     """Return changes with the column `_unreadable`, empty if the decoder did not add it."""
     if "_unreadable" in changes.columns:
         return changes

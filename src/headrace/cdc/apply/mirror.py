@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply import key_ranges, replace_where, tombstones
-from headrace.cdc.apply.key_changes import fill_moved_rows
+from headrace.cdc.apply.key_changes import fill_unavailable_values_after_key_change
 from headrace.cdc.apply.latest_change import (
     ChangeCounts,
     count_changes,
@@ -79,7 +79,7 @@ class Mirror:
                 self._fill_and_merge(last, counts, changes, into)
                 return
             table = changes.sparkSession.read.format("delta").load(into.location)
-            filled_changes = fill_moved_rows(changes, table)
+            filled_changes = fill_unavailable_values_after_key_change(changes, table)
             with locally_checkpointed(latest_changes(filled_changes)) as moved:
                 self._fill_and_merge(moved, count_changes(moved, into), filled_changes, into)
 
@@ -99,7 +99,7 @@ class Mirror:
 
     def _write_changes(self, last: DataFrame, counts: ChangeCounts, into: TableWrite) -> None:
         session = last.sparkSession
-        before, was = tombstones.tombstone_index(session, into), replace_where.table_state(session, into)
+        before, was = tombstones.tombstone_index(session, into), replace_where.table_id_and_version(session, into)
         # Tombstones and rows are written concurrently. The batch is complete when both are committed.
         is_deleted = F.col("_op").isin("d", "t") if self.deletes == "hard" else F.col("_op") == "t"
         writes_tombstones = counts.truncated is not None or (counts.deletes and self.deletes == "hard")
@@ -128,7 +128,7 @@ class Mirror:
         """
         if self._can_replace(last, counts, into) and (recent := self._replace_rows(last, counts, before, into)):
             return recent
-        ranges = key_ranges.ranges_of(last, counts.spans, counts.keys)
+        ranges = key_ranges.key_column_ranges(last, counts.spans, counts.keys)
         # Skip changes older than a tombstone or a truncate. Changes that arrive in the order of the log never are.
         rows = last.where(F.col("_op") != "t")
         for truncated in (before.truncated, counts.truncated):
@@ -143,7 +143,11 @@ class Mirror:
         """Return whether every change of a batch has its full row, and the table supports replaceWhere."""
         key = struct_fields(last, "_key")
         needs_old_row = counts.missing or (counts.deletes and self.deletes == "soft")
-        if needs_old_row or counts.truncated is not None or not replace_where.keys_fit_condition(key, counts.keys):
+        if (
+            needs_old_row
+            or counts.truncated is not None
+            or not replace_where.can_list_keys_in_condition(key, counts.keys)
+        ):
             return False
         if not (counts.deletes or counts.updates):
             return False

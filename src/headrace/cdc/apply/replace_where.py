@@ -61,7 +61,7 @@ def newest_position(session: SparkSession, into: TableWrite) -> str:
 
     Reads the table once per run, and again after a commit of another writer.
     """
-    now = table_state(session, into)
+    now = table_id_and_version(session, into)
     cached = into.cache.get(_CachedPositions, into.location)
     if cached.state != now:
         row = session.read.format("delta").load(into.location).agg(F.max(POSITION)).first()
@@ -148,18 +148,18 @@ def cache_positions(
 
 def revalidate_cache(session: SparkSession, into: TableWrite, before: TableState) -> None:
     """Use the cached positions for the current version, after one commit that only moves rows from file to file."""
-    cached, (table, at) = into.cache.get(_CachedPositions, into.location), table_state(session, into)
+    cached, (table, at) = into.cache.get(_CachedPositions, into.location), table_id_and_version(session, into)
     is_next = cached.state == before and before in ((table, at), (table, at - 1))
     cached.state = (table, at) if is_next else None
 
 
-def table_state(session: SparkSession, into: TableWrite) -> TableState:
+def table_id_and_version(session: SparkSession, into: TableWrite) -> TableState:
     """Return the id of the table, and its version."""
     now = snapshot(session, into.location)
     return now.table_id, now.version
 
 
-def keys_fit_condition(key: T.StructType, keys: int) -> bool:
+def can_list_keys_in_condition(key: T.StructType, keys: int) -> bool:
     """Return whether a condition can list the keys of a batch."""
     return keys <= _MOST_KEYS and all(type(field_.dataType) in _KEY_TYPES for field_ in key)
 

@@ -80,7 +80,7 @@ def evolve_columns(
     if added and missing - dropped_before:
         raise _possible_rename_error(into, location, min(missing - dropped_before), *min(added.items()))
     statements = [
-        _widening_statement(into, location, path, table_types[path], kind)
+        _type_widening_clause(into, location, path, table_types[path], kind)
         for path, kind in source_types.items()
         if path in table_types and table_types[path] != kind
     ]
@@ -105,9 +105,9 @@ def evolve_columns(
         session.sql(f"ALTER TABLE {_quoted_table(location)} {statement}")
 
 
-def _widening_statement(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> str:
+def _type_widening_clause(into: TableWrite, location: str, path: Path, before: T.DataType, after: T.DataType) -> str:
     if isinstance(before, T.ArrayType) and isinstance(after, T.ArrayType):
-        return _widening_statement(into, location, (*path, "element"), before.elementType, after.elementType)
+        return _type_widening_clause(into, location, (*path, "element"), before.elementType, after.elementType)
     if not _is_wider(before, after):
         raise _type_change_error(into, location, path, before, after)
     return f"ALTER COLUMN {_quoted_path(path)} TYPE {after.simpleString()}"

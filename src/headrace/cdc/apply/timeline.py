@@ -16,7 +16,7 @@ One row per position of the log:
 
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
-from headrace.cdc.apply.latest_change import with_unreadable_column
+from headrace.cdc.apply.latest_change import ensure_unreadable_column
 from headrace.cdc.apply.table import struct_fields
 
 # At one position of the log: snapshot rows first, then deletes, then new versions.
@@ -35,7 +35,7 @@ def is_version() -> Column:
 
 def events(changes: DataFrame) -> DataFrame:
     """Return the changes of a batch, each once, as `count_changes` expects them. A redelivery has the same position."""
-    complete_changes = with_unreadable_column(changes).withColumn("_rank", order_within_position(F.col("_op")))
+    complete_changes = ensure_unreadable_column(changes).withColumn("_rank", order_within_position(F.col("_op")))
     first = F.min_by(F.struct("_op", "_commit_time", "_after", F.col("_unavailable").alias("_missing")), "_offset")
     unreadable = F.max(F.try_element_at("_unreadable", F.lit(1))).alias("_unreadable")
     moved = F.max((F.col("_op") == "c") & (F.size("_unavailable") > 0)).alias("_moved")
@@ -51,7 +51,7 @@ def version_end_events(versions: DataFrame) -> DataFrame:
     )
 
 
-def merge_stored(rows: DataFrame) -> DataFrame:
+def merge_with_stored_versions(rows: DataFrame) -> DataFrame:
     """Return a timeline with one row per log position. A stored row takes precedence over the same row in the batch."""
     stored = F.col("_old").isNotNull()
     preferred = F.max_by(F.struct("_op", "_after", "_missing", "_old"), stored)

@@ -59,7 +59,7 @@ def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Itera
     applied = [] if pending is None else _applied_transaction_ids(pending)
     with persisted(rows if pending is None else rows.unionByName(pending.drop(BATCH, _QUERY, _APPLIED))) as cached:
         change_counts, ends = _count_changes(cached), _transaction_ends(cached)
-        complete = complete_ids(ends, change_counts, applied)
+        complete = complete_transaction_ids(ends, change_counts, applied)
         incomplete = [end for end in ends if end.transaction not in {*complete, *applied}]
         _require_no_loss(incomplete, change_counts, ends)
         ready_ids = sorted({*complete, *(transaction for transaction in applied if transaction in change_counts)})
@@ -72,7 +72,9 @@ def complete_transactions(rows: DataFrame, location: str, batch: Batch) -> Itera
         yield cached.where(is_ready)
 
 
-def complete_ids(ends: Iterable[TransactionEnd], change_counts: Mapping[str, int], applied: Sequence[str]) -> list[str]:
+def complete_transaction_ids(
+    ends: Iterable[TransactionEnd], change_counts: Mapping[str, int], applied: Sequence[str]
+) -> list[str]:
     """Return the ids of the complete transactions in commit order, up to the first incomplete one."""
     ids, finished = list[str](), set(applied)
     for end in ends:

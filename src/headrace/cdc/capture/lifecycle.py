@@ -207,7 +207,7 @@ def _require_change_log(capture: Capture, database: Database) -> None:
         row = connection.execute("SELECT current_setting('wal_level')").fetchone()
     if row is None or row[0] != "logical":
         raise _log_not_enabled_error(f"Its wal_level is {row[0] if row else 'unknown'}", "Set `wal_level = logical`")
-    _require_identities(_publication_tables(capture, database))
+    _require_replica_identity(_publication_tables(capture, database))
 
 
 def _require_binlog(database: Database) -> None:
@@ -262,7 +262,7 @@ def _publication_tables(capture: Capture, database: Database) -> tuple[SourceTab
     )
 
 
-def _require_identities(tables: Sequence[SourceTable]) -> None:
+def _require_replica_identity(tables: Sequence[SourceTable]) -> None:
     """Raise HR-524 for tables whose updates Postgres would reject once they are published."""
     bare = [
         str(table) for table in tables if table.identity == "nothing" or (table.identity == "default" and not table.key)

@@ -35,7 +35,7 @@ from pyspark.sql import Column, DataFrame, functions as F, types as T
 
 from headrace.cdc.apply.table import TEXT_FORMAT
 from headrace.cdc.capture.source_table import SourceColumn, SourceTable
-from headrace.cdc.decode.types import TypeDecoder, decoder_for, lost_values
+from headrace.cdc.decode.types import TypeDecoder, decoder_for, describe_value_loss
 from headrace.errors import FlowError
 
 # What Debezium writes for a value that is not in the log, unless `unavailable.value.placeholder` says otherwise.
@@ -123,18 +123,20 @@ def _decoding_steps(table: SourceTable, placeholder: str, before: bool, cleared:
     """Return the steps from envelopes to changes."""
     keys = [table.column(name) for name in table.key]
     texts = {
-        **{_numbered(_TEXT, n): _column_text(_NEW, column) for n, column in enumerate(table.columns)},
-        **{_numbered(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
+        **{_numbered_column_name(_TEXT, n): _column_text(_NEW, column) for n, column in enumerate(table.columns)},
+        **{_numbered_column_name(_KEY_TEXT, n): _key_text(column) for n, column in enumerate(keys)},
     }
     decoders = [decoder_for(column.type, table.family) for column in table.columns]
     lacking = _unavailable_columns(table, decoders, placeholder)
     values = {
         **{
-            _numbered(_VALUE, n): F.when(~lacking[n], decoder.read(F.col(_numbered(_TEXT, n))))
+            _numbered_column_name(_VALUE, n): F.when(~lacking[n], decoder.read(F.col(_numbered_column_name(_TEXT, n))))
             for n, decoder in enumerate(decoders)
         },
         **{
-            _numbered(_KEY_VALUE, n): decoder_for(column.type, table.family).read(F.col(_numbered(_KEY_TEXT, n)))
+            _numbered_column_name(_KEY_VALUE, n): decoder_for(column.type, table.family).read(
+                F.col(_numbered_column_name(_KEY_TEXT, n))
+            )
             for n, column in enumerate(keys)
         },
     }
@@ -154,7 +156,7 @@ def _decoding_steps(table: SourceTable, placeholder: str, before: bool, cleared:
     ]
     return (
         *_metadata_steps(),
-        *_split_steps(keys, cleared=cleared),
+        *_split_key_changes(keys, cleared=cleared),
         lambda rows: rows.withColumns(texts),
         lambda rows: rows.withColumns(values),
         *((lambda rows: rows.withColumns(olds),) if olds else ()),
@@ -162,7 +164,7 @@ def _decoding_steps(table: SourceTable, placeholder: str, before: bool, cleared:
     )
 
 
-def ambiguous_value(table: SourceTable) -> Column | None:
+def has_ambiguous_unit(table: SourceTable) -> Column | None:
     """Return the condition that an envelope has a time that may be in another unit than the type of its column.
 
     A record does not contain the unit of a time, which depends on the precision of the column at the source. If the
@@ -191,7 +193,7 @@ def require_key(table: SourceTable) -> None:
 def require_lossless(table: SourceTable) -> None:
     """Raise HR-245 for a table without a primary key, HR-246 for one with columns whose values the connector loses."""
     require_key(table)
-    losses = {column: lost_values(column.type, table.family, table.identity) for column in table.columns}
+    losses = {column: describe_value_loss(column.type, table.family, table.identity) for column in table.columns}
     reasons = [f"{column.name} ({column.type}): {why}" for column, why in losses.items() if why]
     if reasons:
         raise FlowError(
@@ -251,7 +253,7 @@ def _digits(number: Column, width: int) -> Column:
     return F.lpad(number.cast("string"), width, "0")
 
 
-def _split_steps(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
+def _split_key_changes(keys: list[SourceColumn], *, cleared: bool) -> tuple[Step, ...]:
     """Split an update that changes the key, and the last row of a snapshot, into two changes."""
     moved = F.lit(False)
     for column in keys:
@@ -298,7 +300,7 @@ def _unavailable_columns(table: SourceTable, decoders: list[TypeDecoder], placeh
         absent = (F.col("_op") == "u") & ~F.map_contains_key(_NEW, F.lit(column.name))
         if table.family == "postgres":
             # For any op: a `c` of a moved row contains the placeholder too.
-            absent = absent | F.col(_numbered(_TEXT, n)).isin(*decoder.placeholders(placeholder))
+            absent = absent | F.col(_numbered_column_name(_TEXT, n)).isin(*decoder.placeholders(placeholder))
         lacking.append(F.coalesce(absent, F.lit(False)))
     return lacking
 
@@ -313,7 +315,7 @@ def _undecodable_fields(
     key_names = set()
     for n, column in enumerate(keys):
         key_names.add(column.name)
-        text = (op != "t") & F.col(_numbered(_KEY_VALUE, n)).isNull()
+        text = (op != "t") & F.col(_numbered_column_name(_KEY_VALUE, n)).isNull()
         place = table.columns.index(column)
         yield column.name, text | (_is_undecodable(place) & ~lacking[place])
     for n, column in enumerate(table.columns):
@@ -323,7 +325,7 @@ def _undecodable_fields(
 
 def _is_undecodable(n: int) -> Column:
     """Return whether a column has a text that was decoded to no value."""
-    return F.col(_numbered(_TEXT, n)).isNotNull() & F.col(_numbered(_VALUE, n)).isNull()
+    return F.col(_numbered_column_name(_TEXT, n)).isNotNull() & F.col(_numbered_column_name(_VALUE, n)).isNull()
 
 
 def _names_where(conditions: Iterable[tuple[str, Column]]) -> Column:
@@ -333,7 +335,9 @@ def _names_where(conditions: Iterable[tuple[str, Column]]) -> Column:
 
 def _numbered_struct(of: str, columns: Sequence[SourceColumn], formats: Sequence[dict[str, str]] = ()) -> Column:
     metadata = formats or [{} for _ in columns]
-    values = (F.col(_numbered(of, n)).alias(column.name, metadata=metadata[n]) for n, column in enumerate(columns))
+    values = (
+        F.col(_numbered_column_name(of, n)).alias(column.name, metadata=metadata[n]) for n, column in enumerate(columns)
+    )
     return F.struct(*values)
 
 
@@ -365,5 +369,5 @@ def _undecodable_before_fields(table: SourceTable, decoders: list[TypeDecoder], 
     )
 
 
-def _numbered(prefix: str, n: int) -> str:
+def _numbered_column_name(prefix: str, n: int) -> str:
     return f"{prefix}{n}"

@@ -180,7 +180,7 @@ def time_of_day(per_second: int) -> Read:
     return read
 
 
-def ambiguous_local_timestamp(per_second: int) -> Read:
+def has_ambiguous_timestamp_unit(per_second: int) -> Read:
     """Whether a number may have the other unit: a time has a thousand times as many microseconds as milliseconds.
 
     Milliseconds are ambiguous more than 292 years from 1970, microseconds within 107 days of it: as the other unit,
@@ -196,7 +196,7 @@ def ambiguous_local_timestamp(per_second: int) -> Read:
     return read
 
 
-def ambiguous_time_of_day(per_second: int) -> Read:
+def has_ambiguous_time_unit(per_second: int) -> Read:
     """Whether a time of day may have the other unit: more than a day, or within its first minute and a half."""
 
     def read(text: Column) -> Column:

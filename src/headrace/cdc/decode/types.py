@@ -91,7 +91,7 @@ def type_mappings(family: Family) -> tuple[TypeMapping, ...]:
     return _POSTGRES if family == "postgres" else _MYSQL
 
 
-def lost_values(source: str, family: Family, identity: str) -> str | None:
+def describe_value_loss(source: str, family: Family, identity: str) -> str | None:
     """Return which values of a type the connector loses, or None if it loses none."""
     name, _ = _name_and_arguments(" ".join(source.lower().split()))
     if family != "postgres":
@@ -139,7 +139,7 @@ def _numeric(arguments: tuple[int, ...]) -> TypeDecoder:
     return TypeDecoder(spark, texts.decimal(spark, scale))
 
 
-def _per_second(arguments: tuple[int, ...], without: int) -> int:
+def _units_per_second(arguments: tuple[int, ...], without: int) -> int:
     """Return the unit in which the connector counts a time of this precision: milliseconds up to three digits."""
     precision = arguments[0] if arguments else without
     return 1_000 if precision <= 3 else 1_000_000
@@ -151,21 +151,24 @@ def _unit(per_second: int) -> str:
 
 def _local_timestamp(without: int) -> Callable[[tuple[int, ...]], TypeDecoder]:
     def read(arguments: tuple[int, ...]) -> TypeDecoder:
-        unit = _per_second(arguments, without)
+        unit = _units_per_second(arguments, without)
         return TypeDecoder(
             T.TimestampNTZType(),
             texts.local_timestamp(unit),
             text_format=_unit(unit),
-            is_ambiguous=texts.ambiguous_local_timestamp(unit),
+            is_ambiguous=texts.has_ambiguous_timestamp_unit(unit),
         )
 
     return read
 
 
 def _time_of_day(arguments: tuple[int, ...]) -> TypeDecoder:
-    unit = _per_second(arguments, 6)
+    unit = _units_per_second(arguments, 6)
     return TypeDecoder(
-        T.StringType(), texts.time_of_day(unit), text_format=_unit(unit), is_ambiguous=texts.ambiguous_time_of_day(unit)
+        T.StringType(),
+        texts.time_of_day(unit),
+        text_format=_unit(unit),
+        is_ambiguous=texts.has_ambiguous_time_unit(unit),
     )
 
 

@@ -116,7 +116,7 @@ def compare(
     Raises HR-245 for a table without a primary key, and HR-526 if the mirror does not exist.
     """
     require_key(table)
-    pair = _Pair.of(spark, table, location)
+    pair = _TableReconciliation.of(spark, table, location)
     until = time.monotonic() + patience
     suspects: dict[str, Difference] | None = None
     rows = 0
@@ -151,7 +151,7 @@ def repair(spark: SparkSession, comparison: TableComparison) -> None:
     """
     if not comparison.differences:
         return
-    pair = _Pair.of(spark, comparison.table, comparison.location)
+    pair = _TableReconciliation.of(spark, comparison.table, comparison.location)
     session = spark.newSession()
     sums = hashlib.sha256(json.dumps([column.as_dict() for column in comparison.differences]).encode()).hexdigest()
     app_id = f"headrace-reconcile/{comparison.table}/{comparison.position}/{sums[:16]}"
@@ -180,7 +180,7 @@ def repair(spark: SparkSession, comparison: TableComparison) -> None:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _TableReconciliation:
     """A source table and its mirror, with the columns that both have."""
 
     spark: SparkSession
@@ -193,7 +193,7 @@ class _Pair:
     is_soft: bool
 
     @classmethod
-    def of(cls, spark: SparkSession, table: SourceTable, location: str) -> _Pair:
+    def of(cls, spark: SparkSession, table: SourceTable, location: str) -> _TableReconciliation:
         mirror = snapshot(spark, location)
         if mirror.version < 0:
             raise DataError(

@@ -148,7 +148,7 @@ def _clock(text: str) -> str:
     return f"{match[1]}{int(match[2]):02d}:{match[3]}:{match[4]}.{(match[5] or '').ljust(6, '0')}"
 
 
-def _zoned_clock(text: str) -> str:
+def _normalize_time_to_utc(text: str) -> str:
     """Return a time of day in UTC: changes do not contain its own offset."""
     match = _CLOCK.fullmatch(text)
     if match is None:
@@ -175,7 +175,7 @@ _POSTGRES: dict[str, Write] = {
     "timestamp without time zone": _time,
     "timestamp with time zone": _time,
     "time without time zone": _clock,
-    "time with time zone": _zoned_clock,
+    "time with time zone": _normalize_time_to_utc,
     "interval": _interval,
     "bytea": lambda text: text.removeprefix("\\x"),
     "money": lambda text: re.sub(r"[^\d.-]", "", text),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from headrace.cli.flow_events import figures_table, print_event, watermark_lines
+from headrace.cli.flow_events import metrics_table, print_event, watermark_lines
 from headrace.cli.local.generate import parse_duration
 from headrace.cli.output import ANSWER_IS_NO, INTERRUPTED, JsonOption, emit, err, out, print_lines
 from headrace.cli.progress import progress_reporter
@@ -90,7 +90,7 @@ def _list_demos(*, json: bool) -> None:
 
 
 def _print_result(result: DemoResult, *, home: str, name: str) -> None:
-    out.print(figures_table(f"{name}, {result.seconds:.0f} seconds", result.flows))
+    out.print(metrics_table(f"{name}, {result.seconds:.0f} seconds", result.flows))
     print_lines(watermark_lines(result.flows))
     if result.verdict is not None:
         first, *rest = result.verdict.lines()

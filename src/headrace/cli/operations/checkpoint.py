@@ -31,7 +31,7 @@ from headrace.operate.checkpoint.show import CheckpointSummary, count_rows, show
 from headrace.operate.checkpoint.verify import CheckpointVerdict, verify
 from headrace.project.project import Project
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import Flaw
+from headrace.runtime.checkpoint.integrity import CheckpointProblem
 
 # The most files of an unfinished batch that are named; `--json` has all.
 _FEW = 5
@@ -43,7 +43,7 @@ def print_checkpoint(anatomy: CheckpointSummary) -> None:
     for label, value in _lines(anatomy):
         out.print(Text.assemble((f"  {label:<11}", "dim"), value))
     if anatomy.reads:
-        out.print(_reads_table(anatomy))
+        out.print(_next_offsets_table(anatomy))
         _print_files(anatomy.reads)
     if anatomy.state:
         out.print(_state_table(anatomy))
@@ -99,7 +99,7 @@ def _next(anatomy: CheckpointSummary) -> str:
     return "continues from here"
 
 
-def _reads_table(anatomy: CheckpointSummary) -> Table:
+def _next_offsets_table(anatomy: CheckpointSummary) -> Table:
     again = anatomy.unfinished is not None
     table = _table("The next start reads", ("input", "of", "from", "to" if again else "end now", "records"))
     for source in anatomy.reads:
@@ -145,7 +145,7 @@ def _table(title: str, headings: tuple[str, ...]) -> Table:
     return table
 
 
-def _print_flaw(flaw: Flaw) -> None:
+def _print_flaw(flaw: CheckpointProblem) -> None:
     colour = "bold red" if flaw.level == "damage" else "yellow"
     out.print(Text.assemble((f"{flaw.level:<7}", colour), (flaw.path, "bold"), f" {flaw.problem}"))
     out.print(Text(f"       {flaw.means}"))

@@ -62,7 +62,7 @@ class TableSnapshot:
         return (int(checksum.get().numFiles()), int(checksum.get().tableSizeBytes())) if checksum.isDefined() else None
 
     @property
-    def known_bytes(self) -> int | None:
+    def size_in_bytes_if_known(self) -> int | None:
         """The size of the files, if Delta knows it without reading the whole log."""
         total = self._state.sizeInBytesIfKnown()
         return int(total.get()) if total.isDefined() else None
@@ -108,7 +108,7 @@ def is_empty(session: SparkSession, location: str) -> bool:
     return files_and_bytes is not None and files_and_bytes[0] == 0
 
 
-def last_recorded(session: SparkSession, location: str, app_id: str) -> int:
+def last_txn_version(session: SparkSession, location: str, app_id: str) -> int:
     """Return the last batch that a table records for a txnAppId, or -1.
 
     For the only writer of the table: it does not look for commits of other processes.
@@ -149,7 +149,7 @@ def version_files(session: SparkSession, location: str, number: int) -> VersionF
     return VersionFiles(names("add"), names("remove"), names("cdc"))
 
 
-def local_entries(location: str) -> Iterator[Path]:
+def local_log_entries(location: str) -> Iterator[Path]:
     """Yield the log entries of a local table, one file per version."""
     return (local_path(location) / LOG_FOLDER).glob("*.json")
 

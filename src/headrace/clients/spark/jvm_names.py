@@ -45,7 +45,7 @@ _DOTTED_NAMES = (
 )
 
 
-def cache_class_names(spark: SparkSession) -> None:
+def cache_jvm_classes(spark: SparkSession) -> None:
     """Resolve and cache the names. Called once per session of an application, before any flow starts."""
     jvm = jvm_of(spark)
     for name in _FULL_NAMES:

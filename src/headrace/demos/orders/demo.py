@@ -56,7 +56,7 @@ def compare(spark: SparkSession, target: Target, settings: pattern.OrderSettings
         late = [row._asdict() for row in outcome.late]
         comparison.add_ledgers_by_input(flow.name, outcome.invalid, late)
         if how == hit_rate_join(settings):
-            actual_rates = select_columns(hit_rates(spark, target, settings), "minute", "orders", "paid")
+            actual_rates = select_columns(join_hit_rates(spark, target, settings), "minute", "orders", "paid")
             expected_rates = [
                 _minute_row(_utc(start), *counts) for start, *counts in model.paid_by_minute(outcome, bound)
             ]
@@ -91,13 +91,13 @@ class OrdersDemo(RecordsDemo, HasBackfill):
 
     def status(self, context: DemoContext, spark: SparkSession) -> Sequence[str]:
         """Return the hit rate of the last final minutes."""
-        rates = hit_rates(spark, context.target, self.settings)[-_MINUTES:]
+        rates = join_hit_rates(spark, context.target, self.settings)[-_MINUTES:]
         return [f"{row['minute']}  {row['paid']:>5} of {row['orders']:>5} orders paid" for row in rates]
 
     def compare(self, context: DemoContext, spark: SparkSession) -> ModelVerdict:
         """Compare every row of every table with the model."""
         rates, state = (
-            hit_rates(spark, context.target, self.settings),
+            join_hit_rates(spark, context.target, self.settings),
             join_states(spark, context.target, self.settings),
         )
         notes = [
@@ -111,7 +111,7 @@ class OrdersDemo(RecordsDemo, HasBackfill):
         return ModelVerdict(compare(spark, context.target, self.settings), figures, notes)
 
 
-def hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> list[dict[str, object]]:
+def join_hit_rates(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> list[dict[str, object]]:
     """Return, by minute, how many orders found their payment, for minutes whose unpaid orders are also emitted.
 
     Uses the left or the full join; without either there are no hit rates. A paid order is emitted immediately, an
@@ -151,7 +151,7 @@ def _minute_row(minute: datetime, orders: int, paid: int) -> dict[str, object]:
 
 def join_states(spark: SparkSession, target: Target, settings: pattern.OrderSettings) -> dict[str, dict[str, int]]:
     """Return the state of each join after its last run, with the forecast rate x (delay + bound)."""
-    rates = [_per_second(read_records(target, topic)) for topic in settings.topics]
+    rates = [_units_per_second(read_records(target, topic)) for topic in settings.topics]
     states = {}
     for how in settings.joins:
         flow = pattern.NAMES[how]
@@ -166,7 +166,7 @@ def join_states(spark: SparkSession, target: Target, settings: pattern.OrderSett
     return states
 
 
-def _per_second(records: Sequence[ConsumedRecord]) -> float:
+def _units_per_second(records: Sequence[ConsumedRecord]) -> float:
     times = [record.timestamp_ms for record in records]
     return len(times) * 1000 / max(1, max(times) - min(times)) if times else 0.0
 

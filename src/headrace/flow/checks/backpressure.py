@@ -67,7 +67,7 @@ class Suggestion:
     reason: str
 
 
-def bound_for_rate(rate: float, interval_seconds: float, head_room: float) -> int:
+def read_limit_for_rate(rate: float, interval_seconds: float, head_room: float) -> int:
     """Return the bound for a rate per second, rounded up to two digits, at least 1."""
     exact = math.ceil(rate * interval_seconds * head_room)
     if exact < 100:
@@ -81,7 +81,7 @@ def suggest_bound(bounds: Sequence[Bound], measured: MeasuredRates, trigger: Tri
     interval = trigger.duration.seconds if isinstance(trigger, Every) else SECONDS_WITHOUT_INTERVAL
     for bound in bounds:
         if bound.unit == "records" and measured.processed:
-            value = bound_for_rate(measured.processed, interval, PROCESSED_HEAD_ROOM)
+            value = read_limit_for_rate(measured.processed, interval, PROCESSED_HEAD_ROOM)
             return Suggestion(
                 bound, value, f"The flow itself has processed {measured.processed:,.0f} records a second."
             )
@@ -145,5 +145,5 @@ def choose_batch_size(target: AutoBatchSize, resources: AvailableResources) -> B
 
 
 def _suggest_by_arrivals(bound: Bound, rate: float, interval: float) -> Suggestion:
-    value = max(bound_for_rate(rate, interval, ARRIVAL_HEAD_ROOM), bound.usual // 10)
+    value = max(read_limit_for_rate(rate, interval, ARRIVAL_HEAD_ROOM), bound.usual // 10)
     return Suggestion(bound, value, f"Lately {rate:,.3g} {bound.unit} a second arrived.")

@@ -114,11 +114,11 @@ def check_operators(flow: Flow, plan: QueryPlan | UnknownPlan) -> Iterator[Findi
             "transformWithState keeps its state in RocksDB, and the flow declares InMemory.",
             "Set state=RocksDB().",
         )
-    if plan.spark_refusal and not has_error:
+    if plan.unsupported_operation_message and not has_error:
         yield Finding(
             "HRC-117",
             place,
-            f"Spark refuses the plan in {flow.mode} mode: {plan.spark_refusal.rstrip('.')}.",
+            f"Spark refuses the plan in {flow.mode} mode: {plan.unsupported_operation_message.rstrip('.')}.",
             "Change the transform or the output mode.",
         )
 

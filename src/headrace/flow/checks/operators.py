@@ -101,10 +101,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class QueryPlan:
-    """The operators of a flow, read from its query plan. `spark_refusal` is Spark's message if it refuses the plan."""
+    """The operators of a flow, read from its query plan.
+
+    `unsupported_operation_message` is Spark's message if Spark refuses the plan.
+    """
 
     operators: tuple[Operator, ...]
-    spark_refusal: str | None = None
+    unsupported_operation_message: str | None = None
 
 
 @dataclass(frozen=True)

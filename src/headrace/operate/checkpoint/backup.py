@@ -120,10 +120,10 @@ def _copy_all(checkpoint: Checkpoint, into: Path) -> dict[str, str]:
     folder = local_path(checkpoint.folder)
     paths = [path for path in _files(folder) if not is_lease_file(path)]
     require_no_links(checkpoint, paths)
-    return {path: copy_file(folder / path, into / path) for path in paths}
+    return {path: copy_with_checksum(folder / path, into / path) for path in paths}
 
 
-def copy_file(source: Path, copy: Path) -> str:
+def copy_with_checksum(source: Path, copy: Path) -> str:
     """Copy one file, and return the sha256 of what was read."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()

@@ -27,7 +27,7 @@ from headrace.flow.flow import Flow
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.sink import TracksBatches, leaf_sinks
 from headrace.flow.target import Lease, Target
-from headrace.operate.checkpoint.backup import Backup, copy_file, invalid_backup, is_lease_file, require_local
+from headrace.operate.checkpoint.backup import Backup, copy_with_checksum, invalid_backup, is_lease_file, require_local
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.integrity import RESTORE_MARKER, batch_numbers
 from headrace.runtime.checkpoint.lease import acquire_lease, raise_lease_number
@@ -101,7 +101,7 @@ def restore(checkpoint: Checkpoint, plan: RestorePlan, lease_settings: Lease | N
         staged = folder.with_name(f".{folder.name}.restoring-{now:%Y%m%dT%H%M%S%fZ}")
         try:
             for path, expected in plan.backup.files.items():
-                if copy_file(plan.source / path, staged / path) != expected:
+                if copy_with_checksum(plan.source / path, staged / path) != expected:
                     raise invalid_backup(plan.source, f"{path} was changed while it was read.")
             note = {"from": str(plan.source), "at": now.isoformat(timespec="seconds")}
             checkpoint.files.write(f"{checkpoint.metadata_dir}/{RESTORE_MARKER}", json.dumps(note))

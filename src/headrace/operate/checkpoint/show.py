@@ -18,7 +18,7 @@ from headrace.flow.target import Target
 from headrace.operate.checkpoint.offsets import SourceReads, next_reads
 from headrace.operate.checkpoint.state import DEFAULT_STORE, state_operators, state_stores
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import Flaw, find_log_flaws
+from headrace.runtime.checkpoint.integrity import CheckpointProblem, find_log_flaws
 from headrace.runtime.checkpoint.lease import current_holder
 from headrace.runtime.checkpoint.manifest import Manifest
 
@@ -70,7 +70,7 @@ class CheckpointSummary:
     audited: int | None
     lost: tuple[Mapping[str, object], ...]
     noted: int
-    damages: tuple[Flaw, ...]
+    damages: tuple[CheckpointProblem, ...]
     bytes: int
 
     def as_dict(self) -> dict[str, object]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import Flaw
+from headrace.runtime.checkpoint.integrity import CheckpointProblem
 
 # Version 2 of the format adds an id to each name: 17_6a1f2b3c-....changelog
 _VERSIONED = re.compile(r"(\d+)(?:_[0-9a-fA-F-]{36})?\.(zip|snapshot|changelog|delta)")
@@ -88,7 +88,7 @@ def version_of(path: str) -> int | None:
     return int(match[1]) if match and path.startswith("state/") else None
 
 
-def state_flaws(checkpoint: Checkpoint, sizes: Mapping[str, int], version: int) -> Iterator[Flaw]:
+def state_flaws(checkpoint: Checkpoint, sizes: Mapping[str, int], version: int) -> Iterator[CheckpointProblem]:
     """Yield the flaws that prevent the next start from loading the stores at a version."""
     present = {(store.operator, store.partition, store.name): store for store in state_stores(sizes)}
     if not version:
@@ -128,7 +128,7 @@ def required_files(store: StateStore, version: int) -> tuple[set[str], list[str]
     return required, missing
 
 
-def _store_flaws(checkpoint: Checkpoint, store: StateStore, version: int) -> Iterator[Flaw]:
+def _store_flaws(checkpoint: Checkpoint, store: StateStore, version: int) -> Iterator[CheckpointProblem]:
     names, missing = required_files(store, version)
     consequence = f"The next start loads version {version} of operator {store.operator}, partition {store.partition}."
     for name in missing:
@@ -137,7 +137,7 @@ def _store_flaws(checkpoint: Checkpoint, store: StateStore, version: int) -> Ite
         yield from _zip_flaws(checkpoint, store, name, consequence)
 
 
-def _zip_flaws(checkpoint: Checkpoint, store: StateStore, name: str, consequence: str) -> Iterator[Flaw]:
+def _zip_flaws(checkpoint: Checkpoint, store: StateStore, name: str, consequence: str) -> Iterator[CheckpointProblem]:
     """Yield the flaws of a snapshot: of the archive, and of the files that it names."""
     content = checkpoint.files.read_bytes(f"{checkpoint.location}/{store.folder}/{name}")
     if content is None:  # replaced by a later one since the folder was listed
@@ -155,7 +155,7 @@ def _zip_flaws(checkpoint: Checkpoint, store: StateStore, name: str, consequence
                 (f"logs/{file['dfsLogFileName']}", int(file["sizeBytes"])) for file in metadata.get("logFiles") or ()
             ]
     except Exception as error:  # damage of an archive raises many kinds of errors, all with the same meaning
-        yield Flaw(
+        yield CheckpointProblem(
             "damage", f"spark/{store.folder}/{name}", f"is torn: {error}", consequence, _restore_hint(checkpoint)
         )
         return
@@ -164,7 +164,7 @@ def _zip_flaws(checkpoint: Checkpoint, store: StateStore, name: str, consequence
         if actual_size is None:
             yield _missing_file(checkpoint, f"{store.folder}/{path}", consequence)
         elif actual_size != size:
-            yield Flaw(
+            yield CheckpointProblem(
                 "damage",
                 f"spark/{store.folder}/{path}",
                 f"has {actual_size:,} bytes; the snapshot {name} names {size:,}",
@@ -187,8 +187,8 @@ def _operator(checkpoint: Checkpoint, number: int, path: str) -> StateOperator:
         return StateOperator(number, "unreadable", (), 0)
 
 
-def _missing_file(checkpoint: Checkpoint, path: str, consequence: str) -> Flaw:
-    return Flaw("damage", f"spark/{path}", "is missing", consequence, _restore_hint(checkpoint))
+def _missing_file(checkpoint: Checkpoint, path: str, consequence: str) -> CheckpointProblem:
+    return CheckpointProblem("damage", f"spark/{path}", "is missing", consequence, _restore_hint(checkpoint))
 
 
 def _restore_hint(checkpoint: Checkpoint) -> str:

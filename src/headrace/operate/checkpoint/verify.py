@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 from headrace.operate.checkpoint.state import state_flaws, version_of
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
-from headrace.runtime.checkpoint.integrity import Flaw, find_log_flaws
+from headrace.runtime.checkpoint.integrity import CheckpointProblem, find_log_flaws
 from headrace.runtime.checkpoint.manifest import Manifest
 
 _HADOOP_HEADER = struct.Struct(">4si")
@@ -38,10 +38,10 @@ class CheckpointVerdict:
     files: int
     bytes: int
     summed: int
-    flaws: tuple[Flaw, ...]
+    flaws: tuple[CheckpointProblem, ...]
 
     @property
-    def damages(self) -> tuple[Flaw, ...]:
+    def damages(self) -> tuple[CheckpointProblem, ...]:
         """The flaws with which the flow must not be started."""
         return tuple(flaw for flaw in self.flaws if flaw.level == "damage")
 
@@ -78,11 +78,11 @@ def verify(checkpoint: Checkpoint) -> CheckpointVerdict:
 
 def _checksum_flaws(
     checkpoint: Checkpoint, sizes: Mapping[str, int], checksums: Mapping[str, str], version: int
-) -> Iterator[Flaw]:
+) -> Iterator[CheckpointProblem]:
     """Yield the files that do not match their checksum, and leftovers of a killed driver."""
     for path in sorted(sizes):
         if _LEFTOVER.fullmatch(path):
-            yield Flaw(
+            yield CheckpointProblem(
                 "note",
                 f"spark/{path}",
                 "was never completed",
@@ -95,7 +95,7 @@ def _checksum_flaws(
 
 def _compare_with_checksum(
     checkpoint: Checkpoint, path: str, sizes: Mapping[str, int], checksums: Mapping[str, str], version: int
-) -> Iterator[Flaw]:
+) -> Iterator[CheckpointProblem]:
     hadoop_file, spark_file = checksum_files(path)
     checksum_file = next((name for name in (hadoop_file, spark_file) if name in sizes), None)
     content = checkpoint.files.read_bytes(f"{checkpoint.location}/{path}")
@@ -113,7 +113,7 @@ def _compare_with_checksum(
     backup = f"Restore a backup: `headrace checkpoint restore {checkpoint.flow} --from BACKUP`."
     state_version = version_of(path)
     if state_version is not None and state_version > version:
-        yield Flaw(
+        yield CheckpointProblem(
             "note",
             f"spark/{path}",
             problem,
@@ -121,7 +121,7 @@ def _compare_with_checksum(
             "Nothing to do: the batch writes it again.",
         )
     elif checksums.get(path) == hashlib.sha256(content).hexdigest():
-        yield Flaw(
+        yield CheckpointProblem(
             "damage",
             f"spark/{checksum_file}",
             f"is not the checksum of {path}, which matches the manifest",
@@ -129,7 +129,7 @@ def _compare_with_checksum(
             "Delete this checksum: Spark reads the file without it.",
         )
     else:
-        yield Flaw("damage", f"spark/{path}", problem, _consequence(path, version), backup)
+        yield CheckpointProblem("damage", f"spark/{path}", problem, _consequence(path, version), backup)
 
 
 def _consequence(path: str, version: int) -> str:

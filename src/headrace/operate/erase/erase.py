@@ -38,7 +38,7 @@ from headrace.operate.erase.places import (
     match_tables,
 )
 from headrace.operate.erase.plan import ErasePlan, ScannedPlace
-from headrace.operate.erase.scan import SearchTerms, Traces, find_traces, subject_texts
+from headrace.operate.erase.scan import ScanResult, SearchTerms, scan_for_subject, subject_texts
 from headrace.operate.erase.subject import Journal, Subject, Texts, in_json, is_identifying
 from headrace.operate.erase.table import erase_rows, other_rows, republish_versions, subject_rows
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
@@ -121,7 +121,7 @@ class Erasure:
             if answer == "there":
                 raise errors.still_in_source(str(lookup.table), lookup.database)
         if any(answer == "gone" for _, answer, _ in source):
-            self._require_delete_read()
+            self._require_delete_applied()
         self._require_no_pending()
         resumed_texts = self._journal.read()
         texts = self._texts(resumed_texts or ())
@@ -153,7 +153,7 @@ class Erasure:
         after = {table.path: self._find_traces(table, plan.texts) for table in self._tables}
         after |= {place.path: place.before for place in self._other_places(plan.texts)}
         places = tuple(
-            replace(place, erasure=erasures.get(place.path), after=after.get(place.path, Traces()))
+            replace(place, erasure=erasures.get(place.path), after=after.get(place.path, ScanResult()))
             for place in plan.places
         )
         rest = tuple(external_places(self._spark, self._target, self._flows, self.subject, plan.texts))
@@ -169,9 +169,9 @@ class Erasure:
     def _is_erased(self, table: LakeTable) -> bool:
         return table.is_erasable and not (table.kind == "tombstones" and self._request.keep_tombstones)
 
-    def _find_traces(self, table: LakeTable, texts: Texts) -> Traces:
+    def _find_traces(self, table: LakeTable, texts: Texts) -> ScanResult:
         files = file_store(table.location, self._spark)
-        return find_traces(files, table.location, table.files, table.search_terms(self.subject, texts))
+        return scan_for_subject(files, table.location, table.files, table.search_terms(self.subject, texts))
 
     def _other_places(self, texts: Texts) -> list[ScannedPlace]:
         """Scan everything except tables: other files of the lake, checkpoints, backups."""
@@ -189,11 +189,11 @@ class Erasure:
                 places.append(ScannedPlace(str(backup), "backup", False, self._scan_folder(str(backup), signs)))
         return places
 
-    def _scan_folder(self, folder: str, signs: SearchTerms) -> Traces:
+    def _scan_folder(self, folder: str, signs: SearchTerms) -> ScanResult:
         return self._scan(folder, sorted(file_store(folder, self._spark).sizes(folder)), signs)
 
-    def _scan(self, root: str, paths: Sequence[str], signs: SearchTerms) -> Traces:
-        return find_traces(file_store(root, self._spark), root, paths, signs)
+    def _scan(self, root: str, paths: Sequence[str], signs: SearchTerms) -> ScanResult:
+        return scan_for_subject(file_store(root, self._spark), root, paths, signs)
 
     def _texts(self, resumed: Sequence[str]) -> Texts:
         """Return the texts of the row that no other row has, from all files that still have the row."""
@@ -230,7 +230,7 @@ class Erasure:
             unshared += [value for value, shared in zip(batch, row or (), strict=True) if not shared]
         return unshared
 
-    def _require_delete_read(self) -> None:
+    def _require_delete_applied(self) -> None:
         """Raise if a mirror still shows the row that its source has deleted."""
         for flow in self.stopped_flows:
             folders = [

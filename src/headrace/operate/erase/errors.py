@@ -90,7 +90,7 @@ def delta_refuses(path: str, error: Exception) -> DataError:
     )
 
 
-def no_checkpoint(location: str, end: int) -> DataError:
+def delta_checkpoint_missing(location: str, end: int) -> DataError:
     """Return the error for a log that could not be truncated."""
     return DataError(
         f"The log of {location} cannot be truncated.",

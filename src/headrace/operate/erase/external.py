@@ -152,7 +152,7 @@ def _entry_contents(rows: DataFrame) -> str:
 def _matching(rows: DataFrame, subject: Subject, texts: Texts) -> int:
     pattern = subject.payload_pattern(own=False)
     matches = F.lit(False) if pattern is None else F.col("text").rlike(pattern)
-    for needle in texts.needles:
+    for needle in texts.search_bytes:
         matches = matches | F.contains(F.col("text").cast("binary"), F.lit(bytearray(needle)))
     return rows.where(matches).count()
 

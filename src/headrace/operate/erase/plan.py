@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.operate.erase.external import Answer, ExternalPlace
-from headrace.operate.erase.scan import Traces
+from headrace.operate.erase.scan import ScanResult
 from headrace.operate.erase.subject import Subject, Texts
 from headrace.operate.erase.table import TableErasure
 
@@ -35,10 +35,10 @@ class ScannedPlace:
     path: str
     kind: str
     erased: bool
-    before: Traces
+    before: ScanResult
     live: int = 0
     erasure: TableErasure | None = None
-    after: Traces | None = None
+    after: ScanResult | None = None
 
     @property
     def outcome(self) -> str:

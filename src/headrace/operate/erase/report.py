@@ -30,7 +30,7 @@ _HASH_LENGTH_SHOWN = 24
 
 
 @dataclass(frozen=True)
-class ErasureVerdict:
+class ReportVerification:
     """Whether a report is unchanged: the files that differ, and whether it is about the key in question."""
 
     differ: tuple[str, ...]
@@ -85,7 +85,7 @@ def write(folder: Path, figures: Mapping[str, object], ended: datetime) -> Path:
     return folder / f"{name}.json"
 
 
-def verify(path: Path, key: Mapping[str, str] | None = None) -> ErasureVerdict:
+def verify(path: Path, key: Mapping[str, str] | None = None) -> ReportVerification:
     """Compare a report and its page with their checksums. Raises HR-138 if the file is not a report."""
     try:
         lines = path.with_suffix(".sha256").read_text().splitlines()
@@ -106,7 +106,7 @@ def verify(path: Path, key: Mapping[str, str] | None = None) -> ErasureVerdict:
         # A key without a column name belongs to the only column that the report names.
         named = {columns[0] if name == "" and len(columns) == 1 else name: text for name, text in key.items()}
         is_about_key = hmac.compare_digest(keyed_hash(_key(named), salt), expected)
-    return ErasureVerdict(tuple(changed), is_about_key, erased)
+    return ReportVerification(tuple(changed), is_about_key, erased)
 
 
 def keyed_hash(text: str, salt: str) -> str:

@@ -49,7 +49,7 @@ class SearchTerms:
 
 
 @dataclass(frozen=True)
-class Traces:
+class ScanResult:
     """What was found in a place.
 
     | field          | meaning                                                      |
@@ -77,7 +77,7 @@ class Traces:
         return asdict(self)
 
 
-def find_traces(files: FileStore, root: str, paths: Iterable[str], terms: SearchTerms) -> Traces:
+def scan_for_subject(files: FileStore, root: str, paths: Iterable[str], terms: SearchTerms) -> ScanResult:
     """Scan files below a root. Files that are deleted during the scan are skipped."""
     file_scan = _FileScan(files, root, terms)
     for path in paths:
@@ -118,9 +118,9 @@ class _FileScan:
         self._log = re.compile(terms.log) if terms.log else None
         self._counts = dict.fromkeys(("files", "rows", "matching_files", "log", "closed"), 0)
 
-    def result(self) -> Traces:
+    def result(self) -> ScanResult:
         """Return the counts."""
-        return Traces(**self._counts)
+        return ScanResult(**self._counts)
 
     def scan(self, path: str) -> None:
         """Scan a file."""
@@ -175,7 +175,7 @@ class _FileScan:
             pc.any(pc.match_substring(leaf, needle)).as_py()
             for column in batch.columns
             for leaf in _leaves(column)
-            for needle in self._terms.texts.needles
+            for needle in self._terms.texts.search_bytes
         )
 
     def _log_contains(self, batch: pa.RecordBatch) -> bool:

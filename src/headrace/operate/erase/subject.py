@@ -143,19 +143,19 @@ class Texts:
     values: tuple[str, ...]
 
     @property
-    def needles(self) -> tuple[bytes, ...]:
+    def search_bytes(self) -> tuple[bytes, ...]:
         """The byte strings to search for: the beginning of each text, plain, as JSON, and as JSON within JSON."""
-        needles = set()
+        search_bytes = set()
         for value in self.values:
             text = value[:_STATISTICS_LENGTH]
             for ascii_only in (True, False):
                 as_json = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
-                needles |= {text, as_json, json.dumps(as_json, ensure_ascii=ascii_only)[1:-1]}
-        return tuple(sorted(needle.encode("utf-8", "surrogatepass") for needle in needles))
+                search_bytes |= {text, as_json, json.dumps(as_json, ensure_ascii=ascii_only)[1:-1]}
+        return tuple(sorted(needle.encode("utf-8", "surrogatepass") for needle in search_bytes))
 
     def pattern(self) -> re.Pattern[bytes] | None:
         """Return the pattern of bytes that contain one of the texts, or None without texts."""
-        return re.compile(b"|".join(map(re.escape, self.needles))) if self.values else None
+        return re.compile(b"|".join(map(re.escape, self.search_bytes))) if self.values else None
 
 
 def in_json(value: str) -> str:

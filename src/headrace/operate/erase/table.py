@@ -107,7 +107,7 @@ def _truncate_log(session: SparkSession, location: str) -> tuple[int, int]:
     end_version = write_log_checkpoint(session, location)
     names = files.names(folder)
     if not any(name.startswith(f"{end_version:020d}.checkpoint") for name in names):
-        raise errors.no_checkpoint(location, end_version)
+        raise errors.delta_checkpoint_missing(location, end_version)
     # Oldest first, as Delta does: after an interruption the rest is still a valid log.
     old_files = sorted(name for name in names if _is_before(name, end_version))
     for name in old_files:
@@ -131,7 +131,11 @@ def _condition(table: LakeTable, texts: Texts) -> Column:
         conditions.append(matches if topic is None else F.col("topic").rlike(topic) & matches)
     if table.payloads and texts.values:
         conditions.append(
-            _any(F.contains(payload.cast("binary"), F.lit(bytearray(n))) for payload in payloads for n in texts.needles)
+            _any(
+                F.contains(payload.cast("binary"), F.lit(bytearray(n)))
+                for payload in payloads
+                for n in texts.search_bytes
+            )
         )
     # Null counts as false: DELETE would skip such a row, but its negation would not count it.
     return F.coalesce(_any(conditions), F.lit(False))

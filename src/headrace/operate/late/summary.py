@@ -89,7 +89,7 @@ def summarise_late(
     """Read the ledger of a flow, which may be running. `query_id` is that of its present checkpoint."""
     entries = read_ledger(late_table(target, flow_name), _LATE_COLUMNS, session)
     marks = read_ledger(repaired_table(target, flow_name), _REPAIRED_COLUMNS, session)
-    unexplained_drops = read_ledger(
+    find_unrecorded_drops = read_ledger(
         unexplained_table(target, flow_name), ("query_id", "batch_id", "operator", "dropped", "why"), session
     )
     repaired = repaired_up_to(marks)
@@ -113,7 +113,7 @@ def summarise_late(
         else {},
         windows=tuple(_windows(entries, repaired)),
         delays=_delays(flow, rows),
-        unexplained=tuple(unexplained_drops),
+        unexplained=tuple(find_unrecorded_drops),
     )
 
 

@@ -15,7 +15,7 @@ from headrace.spark_plan.planning import plan_flow
 from headrace.stack.jars import JarCache
 
 
-def plan_flows(
+def read_query_plans(
     flows: Sequence[Flow], target: Target | None, *, log: Path | None = None
 ) -> dict[str, QueryPlan | UnknownPlan]:
     """Return the plan of each flow, by the flow's name. Takes seconds, most of them to start Spark.
@@ -32,7 +32,7 @@ def plan_flows(
         return {flow.name: UnknownPlan(f"{error.what} {error.remedy}") for flow in flows}
 
 
-def slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Finding]:
+def task_slot_findings(flows: Sequence[Flow], target: Target | None) -> Iterator[Finding]:
     """Yield a finding for each continuous flow that needs more task slots than the target has, if both are known.
 
     Asks the target's broker for the topics; if it does not answer, the start of the flow asks again.

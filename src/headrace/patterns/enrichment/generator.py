@@ -38,7 +38,7 @@ _KINDS = ("Classic", "Light", "Pro", "Mini", "Max", "Eco", "Retro", "Travel")
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogueEntry:
+class GeneratedProduct:
     """A product: when it is first bought, and when it is announced, or None for never."""
 
     number: int
@@ -50,7 +50,7 @@ class CatalogueEntry:
 
 
 @lru_cache(maxsize=4096)
-def entry(seed: int, number: int) -> CatalogueEntry:
+def entry(seed: int, number: int) -> GeneratedProduct:
     """Return a product of the catalogue, by its number since the epoch."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - realistic, not secret
     chance, born = rng.random(), number * _BORN_EVERY_MS
@@ -60,10 +60,10 @@ def entry(seed: int, number: int) -> CatalogueEntry:
         announced = None
     elif chance < _NEVER + _LATE:
         announced = born + int(3 * MINUTE_MS * rng.random())
-    return CatalogueEntry(number, f"p-{number:x}", f"{kind} {category} {number % 1000}", category, born, announced)
+    return GeneratedProduct(number, f"p-{number:x}", f"{kind} {category} {number % 1000}", category, born, announced)
 
 
-def price(seed: int, product: CatalogueEntry, change: int) -> str:
+def price(seed: int, product: GeneratedProduct, change: int) -> str:
     """Return what a product costs after so many changes of its price."""
     rng = random.Random(f"{seed}/{product.number}/{change}")  # noqa: S311 - realistic, not secret
     return f"{1 + 199 * rng.random() ** 2:.2f}"
@@ -139,7 +139,7 @@ class ProductGenerator:
             for event in self._changes(product, start):
                 heappush(due, event)
 
-    def _changes(self, product: CatalogueEntry, start: int) -> Iterator[tuple[int, int, int]]:
+    def _changes(self, product: GeneratedProduct, start: int) -> Iterator[tuple[int, int, int]]:
         """Yield the announcements of a product: the time, its number, and how often its price has changed."""
         if product.announced_ms is None:
             return

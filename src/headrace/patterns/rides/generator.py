@@ -89,7 +89,7 @@ class _Ride(NamedTuple):
     dropoff: str
 
 
-class _Town:
+class _CityFleet:
     """A city with its fleet and the rides under way in it."""
 
     def __init__(self, city: City, draw: Callable[[], float], bits: Callable[[int], int], start_ms: int) -> None:
@@ -175,7 +175,7 @@ class _Simulation(traffic.WeightedSimulation):
 
     def __init__(self, settings: RideTraffic, start_ms: int) -> None:
         super().__init__(settings, start_ms)
-        self._towns = [_Town(city, self.random, self._bits, start_ms) for city in settings.cities]
+        self._towns = [_CityFleet(city, self.random, self._bits, start_ms) for city in settings.cities]
 
     def event(self, now: int) -> traffic.GeneratedEvent:
         town, step = self._draw_step(now)
@@ -190,7 +190,7 @@ class _Simulation(traffic.WeightedSimulation):
         town, _ = self._draw_step(now)
         return traffic.GeneratedEvent(town.key, town.lone_event(now), now)
 
-    def _draw_step(self, now: int) -> tuple[_Town, int]:
+    def _draw_step(self, now: int) -> tuple[_CityFleet, int]:
         """Draw who sends next, and which step of a ride."""
         choice = self._choose(now)
         return self._towns[choice >> 2], choice & 3

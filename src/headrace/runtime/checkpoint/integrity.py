@@ -33,7 +33,7 @@ _BACKUP = "Restore a backup: `headrace checkpoint restore {flow} --from BACKUP`.
 
 
 @dataclass(frozen=True)
-class Flaw:
+class CheckpointProblem:
     """A problem with one file of a checkpoint. `path` is relative to the folder of the flow."""
 
     level: Literal["damage", "note"]
@@ -50,7 +50,7 @@ def require_intact(checkpoint: Checkpoint) -> None:
         raise damaged_error(checkpoint, damages)
 
 
-def damaged_error(checkpoint: Checkpoint, damages: list[Flaw]) -> RecoveryError:
+def damaged_error(checkpoint: Checkpoint, damages: list[CheckpointProblem]) -> RecoveryError:
     """Return the error for a damaged checkpoint: the first damage in full, and the number of others."""
     first, others = damages[0], len(damages) - 1
     hint = f" {others} more: `headrace checkpoint verify {checkpoint.flow}` lists all." if others else ""
@@ -63,7 +63,7 @@ def damaged_error(checkpoint: Checkpoint, damages: list[Flaw]) -> RecoveryError:
     )
 
 
-def find_log_flaws(checkpoint: Checkpoint) -> list[Flaw]:
+def find_log_flaws(checkpoint: Checkpoint) -> list[CheckpointProblem]:
     """Return the flaws of the logs, damage first. Reads every file once; changes nothing."""
     # The manifest first: a file that it names was written before.
     recorded = Manifest(checkpoint).read()
@@ -82,9 +82,9 @@ def batch_numbers(paths: set[str], log: str) -> list[int]:
     return sorted(int(path.rpartition("/")[2]) for path in paths if path.startswith(f"{log}/"))
 
 
-def _unfinished_restore(checkpoint: Checkpoint) -> Iterator[Flaw]:
+def _unfinished_restore(checkpoint: Checkpoint) -> Iterator[CheckpointProblem]:
     if checkpoint.files.read_bytes(f"{checkpoint.metadata_dir}/{RESTORE_MARKER}") is not None:
-        yield Flaw(
+        yield CheckpointProblem(
             "damage",
             f"headrace/{RESTORE_MARKER}",
             "shows that a restore was interrupted",
@@ -93,9 +93,9 @@ def _unfinished_restore(checkpoint: Checkpoint) -> Iterator[Flaw]:
         )
 
 
-def _manifest_flaws(checkpoint: Checkpoint, recorded: ManifestSums) -> Iterator[Flaw]:
+def _manifest_flaws(checkpoint: Checkpoint, recorded: ManifestSums) -> Iterator[CheckpointProblem]:
     for path in recorded.damaged:
-        yield Flaw(
+        yield CheckpointProblem(
             "damage",
             f"headrace/{path}",
             "is not what Headrace wrote",
@@ -105,14 +105,14 @@ def _manifest_flaws(checkpoint: Checkpoint, recorded: ManifestSums) -> Iterator[
         )
 
 
-def _missing_files(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[Flaw]:
+def _missing_files(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[CheckpointProblem]:
     """Yield the missing files: recorded ones, and gaps in the logs."""
     planned, committed = batch_numbers(present, "offsets"), batch_numbers(present, "commits")
     if "metadata" not in present and ("metadata" in recorded.sums or planned or committed):
         yield _missing_flaw(checkpoint, "metadata")
     for path in sorted(set(recorded.sums) - present - {"metadata"}, key=_sort_key):
         if path == f"commits/{planned[-1] if planned else None}":
-            yield Flaw(
+            yield CheckpointProblem(
                 "note",
                 f"spark/{path}",
                 "existed and is missing",
@@ -152,7 +152,7 @@ def _may_be_purged(path: str, present: set[str]) -> bool:
     return any(file.endswith(".compact") and _number(file) >= number for file in names)
 
 
-def _content_flaws(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[Flaw]:
+def _content_flaws(checkpoint: Checkpoint, recorded: ManifestSums, present: set[str]) -> Iterator[CheckpointProblem]:
     """Yield the files that are empty, torn, different from the manifest, or not in it."""
     last = {log: max(batch_numbers(present, log), default=-1) for log in LOGS}
     for path in sorted(present, key=_sort_key):
@@ -166,11 +166,11 @@ def _content_flaws(checkpoint: Checkpoint, recorded: ManifestSums, present: set[
         if problem is None and checksum is not None:
             problem = "was changed since it was written: its sha256 is not that of the manifest"
         if problem is not None:
-            yield Flaw(
+            yield CheckpointProblem(
                 "damage", f"spark/{path}", problem, _file_purpose(path), _repair(checkpoint, path, last, present)
             )
         elif recorded.sums:
-            yield Flaw(
+            yield CheckpointProblem(
                 "note",
                 f"spark/{path}",
                 "is not in the manifest yet",
@@ -217,8 +217,10 @@ def _parse(path: str, text: str) -> None:
         int(settings["nextBatchWatermarkMs"])
 
 
-def _missing_flaw(checkpoint: Checkpoint, path: str) -> Flaw:
-    return Flaw("damage", f"spark/{path}", "is not there", _file_purpose(path), _BACKUP.format(flow=checkpoint.flow))
+def _missing_flaw(checkpoint: Checkpoint, path: str) -> CheckpointProblem:
+    return CheckpointProblem(
+        "damage", f"spark/{path}", "is not there", _file_purpose(path), _BACKUP.format(flow=checkpoint.flow)
+    )
 
 
 def _file_purpose(path: str) -> str:

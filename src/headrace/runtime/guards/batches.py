@@ -12,7 +12,7 @@ from headrace.runtime.events import BatchCommitted
 from headrace.runtime.guards.guard import Attempt, Guard, Progress
 
 
-class RetryGuard(Guard):
+class ComputeBeforeWriteGuard(Guard):
     """Computes the rows of a batch before they are written, if it was perhaps written already or a row may fail it.
 
     An exactly-once sink that has committed the batch skips it without reading the rows. Its state would not be
@@ -41,7 +41,7 @@ class RetryGuard(Guard):
             persisted.unpersist()
 
 
-class CommitGuard(Guard):
+class BatchEventGuard(Guard):
     """Publishes each committed batch. An empty epoch of continuous processing is not published."""
 
     def __init__(self, on_event: Callable[[BatchCommitted], None]) -> None:

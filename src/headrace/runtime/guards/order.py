@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.flow.run_cache import RunCache
-from headrace.runtime.guards.batches import CommitGuard, RetryGuard
+from headrace.runtime.guards.batches import BatchEventGuard, ComputeBeforeWriteGuard
 from headrace.runtime.guards.checkpoint import CheckpointGuard, LeaseLossGuard, OwnershipGuard, SettingsGuard
 from headrace.runtime.guards.epochs import EpochGuard
 from headrace.runtime.guards.guard import Attempt, Guard, Progress
@@ -38,13 +38,13 @@ class OrderedGuards(Guard):
             stopper,
             CheckpointGuard(flow, checkpoint),
             StateBudgetGuard(flow, checkpoint, run.clock, publish, stopper.stop),
-            CommitGuard(publish),
+            BatchEventGuard(publish),
             SourceGuard(flow, target, checkpoint, publish, stopper.stop),
             CaptureGuard(flow, target, publish, stopper.stop),
             SettingsGuard(flow, checkpoint, publish),
             OwnershipGuard(flow, target, checkpoint),
             LeaseLossGuard(run.lease, stopper.stop),
-            RetryGuard(flow, checkpoint),
+            ComputeBeforeWriteGuard(flow, checkpoint),
             IdleInputGuard(flow, target, checkpoint, run.clock, cache),
             EpochGuard(flow, target, checkpoint, stopper.stop, self.on_progress),
         )

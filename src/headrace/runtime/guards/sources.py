@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from headrace.errors import HeadraceError, KafkaDataLoss, TopicNotFound, Transient
 from headrace.flow.flow import Flow
 from headrace.flow.sink import WatchesCapture, leaf_sinks
-from headrace.flow.source import CanLoseRows, MissingOffsets, SourceWatch
+from headrace.flow.source import CanLoseRows, MissingOffsets, SourceMonitor
 from headrace.flow.target import Target
 from headrace.runtime.checkpoint.checkpoint import Checkpoint
 from headrace.runtime.checkpoint.lost_offsets import LossKind, LostOffsets, LostRange
@@ -46,7 +46,7 @@ class SourceGuard(Guard):
         self._lost = LostOffsets(checkpoint)
         # The last batch that may be in the sinks: the unfinished batch of an earlier run, then each batch of this run.
         self._maybe_written = checkpoint.unfinished_batch() if self._sources else None
-        self._watches: dict[str, SourceWatch] = {}
+        self._watches: dict[str, SourceMonitor] = {}
         # Read once per run: the record is written before the first batch and does not change.
         self._indices: dict[str, int | None] = {}
         self._identities: TopicIdentities

@@ -8,7 +8,7 @@ from headrace.sinks.batch.ledger import Decision, RefusalReason, Refuse, Write
 
 
 @dataclass(frozen=True)
-class RefusalText:
+class ErrorTemplate:
     """The parts of an error, with fields in braces such as `{batch.id}`, and its code."""
 
     what: str
@@ -28,14 +28,14 @@ class RefusalText:
         )
 
 
-def must_write(decision: Decision, texts: Mapping[RefusalReason, RefusalText], **fields: object) -> bool:
+def must_write(decision: Decision, texts: Mapping[RefusalReason, ErrorTemplate], **fields: object) -> bool:
     """Return True to write the batch and False to skip it; raise the sink's error if it is refused."""
     if isinstance(decision, Refuse):
         raise texts[decision.reason].error(**fields)
     return isinstance(decision, Write)
 
 
-_MISMATCH = RefusalText(
+_MISMATCH = ErrorTemplate(
     "Batch {batch.id} of flow '{batch.flow}' does not follow the batches in the ledger in {place}.",
     why="",
     state="Nothing was written.",
@@ -49,8 +49,8 @@ _SET_BACK = replace(
 )
 
 # Of custom sinks and of folders of files. The fields are `batch`, `last` and `place`.
-LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
-    RefusalReason.OTHER_CHECKPOINT: RefusalText(
+LEDGER_ERRORS: Mapping[RefusalReason, ErrorTemplate] = {
+    RefusalReason.OTHER_CHECKPOINT: ErrorTemplate(
         "Flow '{batch.flow}' cannot write batch {batch.id}.",
         why="The ledger in {place} counts the batches of another checkpoint ({last.query_id}, up to {last.batch_id}); "
         "this one is {batch.query_id}.",
@@ -59,7 +59,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
         "place for its rows.",
         code="HR-313",
     ),
-    RefusalReason.LOWER_FENCE: RefusalText(
+    RefusalReason.LOWER_FENCE: ErrorTemplate(
         "Flow '{batch.flow}' may no longer write.",
         why="A later driver has written batch {last.batch_id}.",
         state="Nothing was written; the other driver continues.",

@@ -178,8 +178,8 @@ def _load(dimension: Dimension, session: SparkSession, location: str, identity: 
     if DELETED in table.columns:
         condition &= ~F.coalesce(column_named(DELETED), F.lit(False))
     rows = table.where(condition).select(*map(column_named, _columns_to_read(dimension)))
-    known_bytes = snapshot(session, location).known_bytes
-    if known_bytes is not None and known_bytes > Size.parse(dimension.broadcast_limit).bytes:
+    size_in_bytes_if_known = snapshot(session, location).size_in_bytes_if_known
+    if size_in_bytes_if_known is not None and size_in_bytes_if_known > Size.parse(dimension.broadcast_limit).bytes:
         # Unused columns may cause the size. Measure the used ones before persisting them.
         _require_broadcast_limit(dimension, rows)
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)

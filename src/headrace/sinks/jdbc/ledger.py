@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from headrace.flow.sink import Batch
-from headrace.sinks.batch.errors import RefusalText, must_write
+from headrace.sinks.batch.errors import ErrorTemplate, must_write
 from headrace.sinks.batch.ledger import NO_BATCH, LedgerEntry, RefusalReason, decide
 from headrace.sinks.jdbc.table import PostgresTable, advisory_lock
 
@@ -46,7 +46,7 @@ UPDATE {{ledger}} SET batch_id = %(batch_id)s, offsets = %(offsets)s, rows = %(r
 """  # noqa: S608
 
 
-_MISMATCH = RefusalText(
+_MISMATCH = ErrorTemplate(
     "Flow '{batch.flow}' cannot write batch {batch.id} into the table {table}.",
     why="",
     state="Nothing was written.",
@@ -55,8 +55,8 @@ _MISMATCH = RefusalText(
     code="HR-316",
 )
 _TABLE_MISSING = replace(_MISMATCH, why="The table no longer exists, and {batch.id} batches were written into it.")
-LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
-    RefusalReason.OTHER_CHECKPOINT: RefusalText(
+LEDGER_ERRORS: Mapping[RefusalReason, ErrorTemplate] = {
+    RefusalReason.OTHER_CHECKPOINT: ErrorTemplate(
         "Flow '{batch.flow}' cannot write batch {batch.id}.",
         why="The ledger of the table {table} counts the batches of another checkpoint ({last.query_id}, up to "
         "{last.batch_id}); this one is {batch.query_id}.",
@@ -65,7 +65,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
         f"take all rows again, delete the line of the flow in {{table.schema}}.{LEDGER_TABLE}.",
         code="HR-315",
     ),
-    RefusalReason.LOWER_FENCE: RefusalText(
+    RefusalReason.LOWER_FENCE: ErrorTemplate(
         "Flow '{batch.flow}' may no longer write to the table {table}.",
         why="A later driver has taken over: its fence is {last.fence}, the one of this driver {batch.fence}.",
         state="Nothing was written. The later driver continues with the batch.",

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 
 from headrace.errors import DataError, ProducerFenced, ServiceUnavailable
 from headrace.flow.sink import Batch
-from headrace.sinks.batch.errors import RefusalText
+from headrace.sinks.batch.errors import ErrorTemplate
 from headrace.sinks.batch.ledger import RefusalReason
 
 FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
@@ -24,7 +24,7 @@ ALL_OR_NOTHING = "The rows are committed completely or not at all; the next atte
 NOT_COMMITTED = "Nothing of the transaction can be read by a reader of committed records."
 
 
-LEDGER_MISSING = RefusalText(
+LEDGER_MISSING = ErrorTemplate(
     "The ledger '{ledger}' of flow '{batch.flow}' does not say which batches are in the topic.",
     why="{why}",
     state="Nothing was written. It is unknown whether batch {batch.id} is in the topic.",
@@ -32,14 +32,14 @@ LEDGER_MISSING = RefusalText(
     "sink before needs a new name too.",
     code="HR-308",
 )
-STAGED_ROWS_DIFFER = RefusalText(
+STAGED_ROWS_DIFFER = ErrorTemplate(
     "The outbox of flow '{batch.flow}' does not have the rows of batch {batch.id}.",
     why="{why}",
     state="Nothing was written in this attempt. Committed slots stay committed; the others do not have the batch.",
     remedy="Restore the outbox, or start the flow under a new name with another topic.",
     code="HR-342",
 )
-_OUT_OF_ORDER = RefusalText(
+_OUT_OF_ORDER = ErrorTemplate(
     "Flow '{batch.flow}' cannot write batch {batch.id}.",
     why="",
     state="Nothing was written. The topic holds every batch up to {last.batch_id}.",
@@ -49,11 +49,11 @@ _OUT_OF_ORDER = RefusalText(
 )
 
 # The fields are `batch`, `ledger`, `slot` of the attempt, and an entry: `last`, and the `number` of its slot.
-LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
+LEDGER_ERRORS: Mapping[RefusalReason, ErrorTemplate] = {
     RefusalReason.NO_ENTRY: replace(
         LEDGER_MISSING, why="It has no record of this flow, and {batch.id} batches were written before."
     ),
-    RefusalReason.OTHER_CHECKPOINT: RefusalText(
+    RefusalReason.OTHER_CHECKPOINT: ErrorTemplate(
         "Flow '{batch.flow}' cannot write batch {batch.id}.",
         why="The ledger '{ledger}' counts the batches of another checkpoint ({last.query_id}, up to {last.batch_id}); "
         "this one is {batch.query_id}.",
@@ -62,7 +62,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
         "`ledger`.",
         code="HR-306",
     ),
-    RefusalReason.OTHER_SLOTS: RefusalText(
+    RefusalReason.OTHER_SLOTS: ErrorTemplate(
         "Flow '{batch.flow}' cannot write batch {batch.id} in {slot.slots} slot(s).",
         why="The ledger '{ledger}' has {last.slots} slots: rows would move to slots that already contain them.",
         state="Nothing was written. The ledger has batches up to {last.batch_id}.",
@@ -75,7 +75,7 @@ LEDGER_ERRORS: Mapping[RefusalReason, RefusalText] = {
     RefusalReason.GAP: replace(
         _OUT_OF_ORDER, why="The last batch in the ledger '{ledger}' is {last.batch_id}: those between are missing."
     ),
-    RefusalReason.OTHER_OFFSETS: RefusalText(
+    RefusalReason.OTHER_OFFSETS: ErrorTemplate(
         "Flow '{batch.flow}' cannot treat batch {batch.id} as written.",
         why="The ledger '{ledger}' holds a batch {batch.id} of this checkpoint that was read from other offsets "
         "({last.offsets:.12}, and this attempt has {batch.offsets:.12}): the checkpoint was set back, or two drivers "

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from headrace.clients.spark.jvm import java_dataset
 from headrace.clients.sql import column_named
-from headrace.clients.topic_watch import TopicWatch
+from headrace.clients.topic_watch import TopicMonitor
 from headrace.errors import HeadraceError, ProducerFenced, RecoveryError, ServiceUnavailable, Terminal
 from headrace.flow.guarantee import Guarantee
 from headrace.flow.run_cache import RunCache
@@ -80,7 +80,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
         entries = committed_entries(
             target, self._ledger(flow), sink_identity(target.name, flow, step), range(self.slots)
         )
-        identity = TopicWatch(target, [self.topic]).topic_ids().get(self.topic)
+        identity = TopicMonitor(target, [self.topic]).topic_ids().get(self.topic)
         return CommittedBatches(f"the topic '{self.topic}'", identity, last_complete_batches(entries, self.slots))
 
     def write(self, rows: DataFrame, batch: Batch) -> None:
@@ -93,7 +93,7 @@ class KafkaExactlyOnceSink(KafkaTopicSink, TracksBatches):
             records = self._records(rows)
             if self.order:
                 records = records.repartition(1).sortWithinPartitions("key", "order")
-            pieces, number = _single_partition_pieces(records)
+            pieces, number = _single_partition_chunks(records)
             _run_tasks([pieces.mapPartitions(partial(_send, slots[0], number, "pieces", _has_speculation(rows)))])
         else:
             self._write_slots(rows, slots)
@@ -189,7 +189,7 @@ def _has_speculation(rows: DataFrame) -> bool:
     return rows.sparkSession.sparkContext.getConf().get("spark.speculation", "false") == "true"
 
 
-def _single_partition_pieces(records: DataFrame) -> tuple[RDD[bytes], int]:
+def _single_partition_chunks(records: DataFrame) -> tuple[RDD[bytes], int]:
     """Compute the records in parallel and return them as one partition of pieces, with the number of pieces.
 
     The partition is read from shuffle files, so nothing is computed twice. Records of one partition of the DataFrame

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.clients.kafka import connector_options, mean_record_bytes
-from headrace.clients.topic_watch import ANSWER_WITHIN_SECONDS, TopicWatch
+from headrace.clients.topic_watch import ANSWER_WITHIN_SECONDS, TopicMonitor
 from headrace.errors import HeadraceError
 from headrace.flow.source import (
     AutoBatchSize,
@@ -190,9 +190,9 @@ class KafkaSource(Bounded, HasAutoBatchSize, CanLoseRows, ValidatesStart, ReadsT
             .load()
         )
 
-    def watch(self, target: Target, timeout_seconds: float = ANSWER_WITHIN_SECONDS) -> TopicWatch:
+    def watch(self, target: Target, timeout_seconds: float = ANSWER_WITHIN_SECONDS) -> TopicMonitor:
         """Return the watch of topic ids and offsets; `timeout_seconds` is its timeout per request in seconds."""
-        return TopicWatch(target, self.selection.watched_topics(), timeout_seconds)
+        return TopicMonitor(target, self.selection.watched_topics(), timeout_seconds)
 
     def batch(self, spark: SparkSession, target: Target, start: str, end: str) -> DataFrame:
         """Return the records from `start` to before `end`, both as in the offset log.
