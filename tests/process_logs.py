@@ -9,6 +9,8 @@ import pytest
 
 # The logs that changed last are those of the processes that the test has to do with.
 _LOGS, _LINES, _WIDTH = 5, 25, 240
+# The time of a file is that of the kernel's last clock tick, which is up to this much earlier than the write.
+_TICK_SECONDS = 0.01
 _STARTED = pytest.StashKey[float]()
 
 
@@ -30,7 +32,7 @@ def ends_of_logs(folder: Path, since: float) -> Iterator[tuple[str, str]]:
     changed = []
     for path in folder.rglob("*.log"):
         # Kafka's segments and Postgres' tables end alike, and are no text.
-        if path.is_file() and path.stem.strip("0123456789") and (at := path.stat().st_mtime) >= since:
+        if path.is_file() and path.stem.strip("0123456789") and (at := path.stat().st_mtime) >= since - _TICK_SECONDS:
             changed.append((at, path))
     for _, path in sorted(changed)[-_LOGS:]:
         with path.open("rb") as log:
